@@ -1,0 +1,1 @@
+"""WHY one loop is legal: decomposition, updates, merges, proofs. No torch here."""

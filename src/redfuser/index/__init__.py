@@ -1,0 +1,1 @@
+"""WHAT is computed: maps and reductions over named axes, index expressions for every view. No torch here."""
