@@ -1,1 +1,1 @@
-"""redfuser: proves that chains of dependent reductions in plain PyTorch functions fuse into one pass, and fuses them."""
+"""Proves that chains of dependent reductions in plain PyTorch functions fuse into one pass, and fuses them."""
