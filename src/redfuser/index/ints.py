@@ -1,8 +1,8 @@
 """Integer expressions: polynomials with integer coefficients over axes, symbolic sizes, floor divisions and remainders.
 
 They say where an element is read (``q[b, h, i, 64*h + d]``), how long an axis is, and what a mask compares.
-Every axis runs over ``0 .. size-1``; every symbolic size is at least 1 (an axis of length 0 has the number 0 as its size).
-Those two facts are what the simplifier uses, so ``(64*h + d) // 64`` with ``d < 64`` is ``h``.
+Every axis runs over ``0 .. size-1``; every symbolic size is at least 1 (an axis of length 0 has the number 0 as its
+size). Those two facts are what the simplifier uses, so ``(64*h + d) // 64`` with ``d < 64`` is ``h``.
 """
 
 from __future__ import annotations

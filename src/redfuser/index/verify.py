@@ -8,13 +8,10 @@ from redfuser.index.expr import COMPARISONS, Apply, DType, Expr, Fn, Load, Part,
 from redfuser.index.ints import Axis
 from redfuser.index.nodes import Definition, Input, Map, Program, Reduce, Reducer
 
-_ARITY = {Fn.WHERE: 3} | {
-    f: 2
-    for f in (
-        Fn.ADD, Fn.SUB, Fn.MUL, Fn.DIV, Fn.FLOORDIV, Fn.REMAINDER, Fn.POW, Fn.MAXIMUM, Fn.MINIMUM, Fn.AND, Fn.OR, Fn.XOR,
-        *COMPARISONS,
-    )
-}  # fmt: skip
+_BINARY = (
+    Fn.ADD, Fn.SUB, Fn.MUL, Fn.DIV, Fn.FLOORDIV, Fn.REMAINDER, Fn.POW, Fn.MAXIMUM, Fn.MINIMUM, Fn.AND, Fn.OR, Fn.XOR,
+)  # fmt: skip
+_ARITY = {Fn.WHERE: 3, **dict.fromkeys((*_BINARY, *COMPARISONS), 2)}
 
 
 class InvalidProgram(Exception):
