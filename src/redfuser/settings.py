@@ -1,4 +1,7 @@
-"""All settings, each declared once. ``REDFUSER_<NAME>`` environment variables mirror them; ``options(...)`` scopes them."""
+"""All settings, each declared once, with its type and what it does.
+
+``REDFUSER_<NAME>`` environment variables mirror them; ``options(...)`` sets them for a block.
+"""
 
 from __future__ import annotations
 
@@ -7,8 +10,9 @@ import os
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from contextvars import ContextVar
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from enum import Enum
+from typing import Annotated
 
 from redfuser.errors import UnknownOptionError, suggestion
 from redfuser.index.nodes import Name
@@ -42,29 +46,21 @@ class Strategy(Name):
     UNFUSED = "unfused"
 
 
-def _option(default: object, doc: str) -> object:
-    return field(default=default, metadata={"doc": doc})
-
-
 @dataclass(frozen=True)
 class Options:
     """The settings of one fused function. Unknown names and values raise ``UnknownOptionError``."""
 
-    backend: Backend = _option(Backend.AUTO, "who runs fused regions")  # type: ignore[assignment]
-    strategy: Strategy = _option(Strategy.AUTO, "how a cascade runs; anything but auto forces it")  # type: ignore[assignment]
-    segments: int = _option(0, "segments for strategy multi; 0 lets the cost decide")  # type: ignore[assignment]
-    tile: int = _option(0, "length of a tile of the cascade axis; 0 lets the cost decide")  # type: ignore[assignment]
-    fuse_threshold: int = _option(  # type: ignore[assignment]
-        32 * 2**20, "bytes of intermediates that fusing must save before the reference backend fuses"
-    )
-    exact_casts: bool = _option(False, "refuse to move a rounding to a float format through a scale")  # type: ignore[assignment]
-    fuse_rounding: bool = _option(  # type: ignore[assignment]
-        False, "fuse through rounding to integers; results may then differ by one step"
-    )
-    rest: Rest = _option(Rest.INDUCTOR, "what runs the part of the graph that is not fused")  # type: ignore[assignment]
-    recompile_limit: int = _option(64, "compilations of one function before it runs unfused")  # type: ignore[assignment]
-    strict: bool = _option(False, "raise internal errors instead of running unfused with a warning")  # type: ignore[assignment]
-    enabled: bool = _option(True, "False runs the function as it was written")  # type: ignore[assignment]
+    backend: Annotated[Backend, "who runs fused regions"] = Backend.AUTO
+    strategy: Annotated[Strategy, "how a cascade runs; anything but auto forces it"] = Strategy.AUTO
+    segments: Annotated[int, "segments for strategy multi; 0 lets the cost decide"] = 0
+    tile: Annotated[int, "length of a tile of the cascade axis; 0 lets the cost decide"] = 0
+    fuse_threshold: Annotated[int, "bytes of intermediates that fusing must save before it is chosen"] = 32 * 2**20
+    exact_casts: Annotated[bool, "refuse to move a rounding to a float format through a scale"] = False
+    fuse_rounding: Annotated[bool, "fuse through rounding to integers; results may differ by one step"] = False
+    rest: Annotated[Rest, "what runs the part of the graph that is not fused"] = Rest.INDUCTOR
+    recompile_limit: Annotated[int, "compilations of one function before it runs unfused"] = 64
+    strict: Annotated[bool, "raise internal errors instead of running unfused with a warning"] = False
+    enabled: Annotated[bool, "False runs the function as it was written"] = True
 
     def __post_init__(self) -> None:
         for f in dataclasses.fields(self):
@@ -136,7 +132,7 @@ def current() -> Options:
 
 @contextmanager
 def options(**overrides: object) -> Iterator[Options]:
-    """Settings for a block: ``with redfuser.options(strategy="single"): ...``. They apply to what is fused inside it."""
+    """Settings for what is fused inside a block: ``with redfuser.options(strategy="single"): ...``."""
     token = _current.set(current().replace(**overrides))
     try:
         yield current()
