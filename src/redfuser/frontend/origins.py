@@ -3,21 +3,24 @@
 from __future__ import annotations
 
 import keyword
+import os
 import re
 
+import torch
 import torch.fx as fx
 
 from redfuser.index.nodes import Origin, Where
 
+_TORCH = os.path.dirname(torch.__file__) + os.sep
 _FRAME = re.compile(r'File "(?P<file>[^"]+)", line (?P<line>\d+), in .*\n\s*(?P<text>.*)')
 
 
 def where_of(node: fx.Node) -> Where | None:
-    """The innermost frame of the node's stack trace: the user's own code, since torch's frames are left out."""
+    """The innermost frame of the node's stack trace that is not torch's own."""
     frames = list(_FRAME.finditer(node.meta.get("stack_trace") or ""))
     if not frames:
         return None
-    last = frames[-1]
+    last = next((f for f in reversed(frames) if not f["file"].startswith(_TORCH)), frames[-1])
     return Where(last["file"], int(last["line"]), last["text"].strip())
 
 
@@ -38,7 +41,7 @@ def name_of(node: fx.Node) -> str:
 def identifier(text: str) -> str:
     """A readable Python identifier: ``l_self_modules_proj_parameters_weight_`` becomes ``proj_weight``."""
     name = re.sub(r"\W", "_", text)
-    name = re.sub(r"^([Ll]_+(self_)?|g_(?=.*(parameters|buffers)))", "", name).strip("_")
+    name = re.sub(r"^([Ll]_+(kwargs_|fn_)?(self_)?|g_(?=.*(parameters|buffers)))", "", name).strip("_")
     name = re.sub(r"(^|_)(modules|parameters|buffers)_", r"\1", name)
     name = re.sub(r"_+", "_", name) or "value"
     return f"v_{name}" if name[0].isdigit() or keyword.iskeyword(name) else name
