@@ -1,0 +1,111 @@
+"""Reducers with torch: one tile, two partial results, and the ordered lists of top-k and arg reductions."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from redfuser.backends.torch_expr import TORCH
+from redfuser.index.expr import DType
+from redfuser.index.nodes import Reducer
+from redfuser.tile.identity import NO_POSITION, identity
+
+Best = tuple[Tensor, Tensor]
+
+
+def reduce(x: Tensor, dim: int, reducer: Reducer, dtype: DType) -> Tensor:
+    """reducer along a dimension, which stays with length 1."""
+    kept = TORCH[dtype]
+    match reducer:
+        case Reducer.SUM:
+            return torch.sum(x.to(kept), dim, keepdim=True)
+        case Reducer.PROD:
+            return torch.prod(x.to(kept), dim, keepdim=True)
+        case Reducer.MAX:
+            return torch.amax(x.to(kept), dim, keepdim=True)
+        case Reducer.MIN:
+            return torch.amin(x.to(kept), dim, keepdim=True)
+        case Reducer.ANY:
+            return torch.any(x, dim, keepdim=True)
+        case Reducer.ALL:
+            return torch.all(x, dim, keepdim=True)
+        case Reducer.LOGSUMEXP:
+            return torch.logsumexp(x.to(kept), dim, keepdim=True)
+        case _:
+            raise ValueError(f"{reducer} keeps positions")
+
+
+def combine(reducer: Reducer, a: Tensor, b: Tensor) -> Tensor:
+    match reducer:
+        case Reducer.SUM:
+            return a + b
+        case Reducer.PROD:
+            return a * b
+        case Reducer.MAX:
+            return torch.maximum(a, b)
+        case Reducer.MIN:
+            return torch.minimum(a, b)
+        case Reducer.ANY:
+            return torch.logical_or(a, b)
+        case Reducer.ALL:
+            return torch.logical_and(a, b)
+        case Reducer.LOGSUMEXP:
+            return torch.logaddexp(a, b)
+        case _:
+            raise ValueError(f"{reducer} keeps positions")
+
+
+def best(x: Tensor, dim: int, start: int, reducer: Reducer, k: tuple[int, int] | None) -> Best:
+    """The best along a dimension and where: positions count from ``start``. For top-k, ``k`` is the dimension and length
+    of the list."""
+    if k is None:
+        keys = x.to(torch.uint8) if x.dtype is torch.bool else x.to(torch.float32) if _narrow(x) else x
+        at = torch.argmax(keys, dim, keepdim=True) if reducer is Reducer.ARGMAX else torch.argmin(keys, dim, keepdim=True)
+        return torch.gather(x, dim, at), at + start
+    k_dim, count = k
+    values, at = torch.sort(x, dim=dim, descending=True, stable=True)
+    have = min(count, x.shape[dim])
+    values, at = values.narrow(dim, 0, have), at.narrow(dim, 0, have) + start
+    if have < count:
+        shape = list(values.shape)
+        shape[dim] = count - have
+        values = torch.cat([values, values.new_full(shape, _lowest(x))], dim)
+        at = torch.cat([at, at.new_full(shape, NO_POSITION.value)], dim)
+    return values.transpose(dim, k_dim), at.transpose(dim, k_dim)
+
+
+def merge(a: Best, b: Best, reducer: Reducer, k: tuple[int, int] | None) -> Best:
+    """The best of two, in the order of Select: NaN first, then by value, equals by position."""
+    if k is None:
+        return _merge_one(a, b, reducer)
+    k_dim, count = k
+    lists = []
+    for values, at in (a, b):
+        shape = torch.broadcast_shapes(a[0].shape[:k_dim] + (1,) + a[0].shape[k_dim + 1 :], b[0].shape[:k_dim] + (1,) + b[0].shape[k_dim + 1 :])
+        shape = (*shape[:k_dim], count, *shape[k_dim + 1 :])
+        lists.append((values.expand(shape), at.expand(shape)))
+    values, at = (torch.cat([lists[0][n], lists[1][n]], k_dim) for n in (0, 1))
+    at, order = torch.sort(at, dim=k_dim, stable=True)
+    values, second = torch.sort(torch.gather(values, k_dim, order), dim=k_dim, descending=True, stable=True)
+    return values.narrow(k_dim, 0, count), torch.gather(at, k_dim, second).narrow(k_dim, 0, count)
+
+
+def _merge_one(a: Best, b: Best, reducer: Reducer) -> Best:
+    (x, i), (y, j) = a, b
+    better = torch.gt(y, x) if reducer is Reducer.ARGMAX else torch.lt(y, x)
+    same = x == y
+    if x.dtype.is_floating_point:
+        x_nan, y_nan = torch.isnan(x), torch.isnan(y)
+        better = better | (y_nan & ~x_nan)
+        same = same | (x_nan & y_nan)
+    take = better | (same & (j < i))
+    return torch.where(take, y, x), torch.where(take, j, i)
+
+
+def _narrow(x: Tensor) -> bool:
+    return x.dtype.is_floating_point and x.dtype.itemsize < 2
+
+
+def _lowest(x: Tensor) -> float | int | bool:
+    dtype = next(d for d, t in TORCH.items() if t is x.dtype)
+    return identity(Reducer.TOPK, dtype).value

@@ -1,0 +1,417 @@
+"""From a region and its derivation to a tile program, under a schedule.
+
+    WHOLE    one kernel: the plain reductions over a whole axis in the tile
+    SINGLE   one kernel: a loop with the running update for each pass, then the results
+    MULTI    for each pass a kernel over segments that stores partial states, and a kernel that merges them in order;
+             then a kernel for the results that keep the cascade axis
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+from redfuser.algebra.nodes import Accumulator, Base, Derivation, Pass, Stage
+from redfuser.index.expr import Cast, Expr, Load, Part, Ref, dtype_of, loads, ref, substitute, transform, walk
+from redfuser.index.ints import ZERO, Axis, Int, as_int
+from redfuser.index.nodes import Map as Definition
+from redfuser.index.nodes import Reducer
+from redfuser.regions.nodes import Region, Result
+from redfuser.tile import masks, roles
+from redfuser.tile.identity import NO_POSITION, identity, result_dtype
+from redfuser.tile.lower import Lowering, Stored
+from redfuser.tile.nodes import (
+    Assign,
+    At,
+    Bound,
+    Declare,
+    Kernel,
+    Kind,
+    Loop,
+    Read,
+    Role,
+    SelectMerge,
+    Store,
+    Strategy,
+    Tensor,
+    TileAxis,
+    TileProgram,
+    Value,
+)
+from redfuser.tile.schedule import Schedule, Unsupported
+from redfuser.tile.verify import verify
+
+
+def build(region: Region, derivation: Derivation, schedule: Schedule, name: str = "cascade") -> TileProgram:
+    """The tile program, verified. Raises Unsupported where there is none for this region."""
+    builder = _Builder(region, derivation, schedule)
+    match schedule.strategy:
+        case Strategy.WHOLE:
+            kernels = [builder.whole()]
+        case Strategy.SINGLE:
+            kernels = [builder.single()]
+        case Strategy.MULTI:
+            kernels = builder.multi()
+        case _:
+            raise ValueError(f"{schedule.strategy} has no tile program")
+    return verify(TileProgram(name, tuple(builder.tensors.values()), tuple(kernels)))
+
+
+class _Builder:
+    def __init__(self, region: Region, derivation: Derivation, schedule: Schedule) -> None:
+        self.region, self.derivation, self.schedule = region, derivation, schedule
+        self.frame = roles.frame(region, derivation)
+        self.axis = self.frame.cascade
+        self.grid, self.fixed = roles.blocks(self.frame, schedule)
+        self.stages = {s.name: s for s in region.problem.stages}
+        self.results = tuple(_own_ranks(r, self.stages) for r in region.results)
+        self.inputs = {
+            i.name: Tensor(i.name, Kind.INPUT, tuple(a.size for a in i.axes), i.dtype) for i in region.program.inputs
+        }
+        outputs = {r.name: Tensor(r.name, Kind.OUTPUT, r.shape, r.dtype) for r in self.results}
+        if outputs.keys() & self.inputs.keys():
+            raise ValueError(f"results are named as inputs: {sorted(outputs.keys() & self.inputs.keys())}")
+        self.tensors = self.inputs | outputs
+        self.scratch: dict[tuple[str, Part], Tensor] = {}
+        self.definitions = {d.name: d for d in region.program.definitions if isinstance(d, Definition)}
+        self.producers = {p.name: p for p in region.producers}
+
+    # -- pieces that the strategies share ------------------------------------------------------------------------------
+    def lowering(self) -> Lowering:
+        names = frozenset({self.axis, *self.frame.kept, *self.frame.ranks, *self.frame.swept})
+        low = Lowering(self.inputs, self.definitions, self.producers, names, self.tensors)
+        low.scratch.update(self.scratch)
+        low.inner.update(dict.fromkeys(t.axis for t in self.fixed))
+        return low
+
+    def kernel(
+        self, low: Lowering, name: str, note: str, grid: Iterable[TileAxis], inside: Iterable[TileAxis] = ()
+    ) -> Kernel:
+        body = low.close()
+        here = {t.axis for t in (*self.fixed, *inside)}
+        inner = [roles.tile_axis(a, Role.INNER, None) for a in low.inner if a not in here]
+        return Kernel(name, note, tuple(grid), (*self.fixed, *inside, *inner), body)
+
+    def cascade(self, block: int | None) -> TileAxis:
+        return roles.tile_axis(self.axis, Role.CASCADE, block)
+
+    def declare(self, low: Lowering, p: Pass) -> list[Value]:
+        """The running state of a pass, at its identity."""
+        states = []
+        start: dict[str, Expr] = {}
+        for s in p.steps:
+            if isinstance(s, Base):
+                start[s.name] = _at(s.value, start)
+                v = low.declare(low.new(s.name, s.dtype, frozenset(s.axes)))
+                low.add(Declare(v, low.value(start[s.name], f"{s.name}_start").name, "base"))
+            else:
+                axes = frozenset((*s.axes, s.k) if s.k is not None else s.axes)
+                start[s.name] = identity(s.reducer, s.dtype)
+                v = low.declare(low.new(s.name, s.dtype, axes))
+                low.add(Declare(v, identity(s.reducer, s.dtype), s.role))
+                if s.reducer.has_index:
+                    at = low.declare(Value(low.names.new(f"{s.name}_index"), NO_POSITION.dtype, axes))
+                    low.add(Declare(at, NO_POSITION, f"positions of {s.name}"))
+                    self.bind(low, s.name, at, Part.INDEX)
+                    states.append(at)
+            self.bind(low, s.name, v, Part.VALUE)
+            states.append(v)
+        return states
+
+    @staticmethod
+    def bind(low: Lowering, name: str, v: Value, part: Part) -> None:
+        low.state[name, False, part] = low.state[name, True, part] = v
+
+    def read(self, low: Lowering, p: Pass) -> None:
+        """The results of the stages of a pass, from its final state."""
+        low.expect(e for r in p.reads for e in (r.value, r.index) if e is not None)
+        for r in p.reads:
+            stage = self.stages[r.stage]
+            value = low.value(r.value, r.stage)
+            index = None if r.index is None else low.value(r.index, f"{r.stage}_index")
+            axes = stage.axes if stage.k is None else (*stage.axes, stage.k)
+            low.stages[r.stage] = Stored(value, index, axes)
+
+    def write(self, low: Lowering, results: Iterable[Result]) -> None:
+        results = list(results)
+        low.expect(r.body for r in results)
+        for r in results:
+            index = tuple(low.index(i)[0] for i in r.index)
+            v = low.value(r.body, r.name, r.dtype)
+            low.add(Store(r.name, index, v.name, r.axes), low.level(frozenset(r.axes), low.level_of[v.name]))
+
+    def swept(self, r: Result) -> tuple[Axis, ...]:
+        return tuple(a for a in r.axes if a not in self.frame.kept and a not in self.frame.ranks)
+
+    # -- whole -----------------------------------------------------------------------------------------------------------
+    def whole(self) -> Kernel:
+        low = self.lowering()
+        low.inner[self.axis] = None
+        low.expect(s.body for s in self.region.problem.stages)
+        for s in self.region.problem.stages:
+            low.stages[s.name] = self.plain(low, s)
+        self.write(low, [r for r in self.results if not set(self.swept(r)) - {self.axis}])
+        extra = self.sweeps(low, [r for r in self.results if set(self.swept(r)) - {self.axis}], {self.axis})
+        note = f"every {self.axis.name} in one tile"
+        return self.kernel(low, "whole", note, self.grid, [self.cascade(None), *extra])
+
+    def plain(self, low: Lowering, s: Stage) -> Stored:
+        dtype = result_dtype(s.reducer, dtype_of(s.body))
+        if s.reducer.has_index:
+            value, index = low.select(s.body, s.reducer, self.axis, s.k, s.name, dtype)
+            return Stored(value, index, s.axes if s.k is None else (*s.axes, s.k))
+        return Stored(low.reduction(s.body, s.reducer, (self.axis,), dtype, s.name), None, s.axes)
+
+    # -- single ------------------------------------------------------------------------------------------------------------
+    def single(self) -> Kernel:
+        low = self.lowering()
+        tile = self.cascade(self.schedule.tile)
+        for n, p in enumerate(self.derivation.passes):
+            self.stream(low, p, n, tile, None)
+            self.read(low, p)
+        self.write(low, [r for r in self.results if not self.swept(r)])
+        extra = self.sweeps(low, [r for r in self.results if self.swept(r)], {self.axis})
+        note = f"one program streams {self.axis.name}"
+        return self.kernel(low, "single", note, self.grid, [tile, *extra])
+
+    def stream(
+        self, low: Lowering, p: Pass, number: int, tile: TileAxis, within: tuple[Bound, Bound] | None
+    ) -> None:
+        """The loops of a pass: its steps for every tile."""
+        states = self.declare(low, p)
+        assert tile.block is not None
+        axes = {t.axis: t for t in (*self.grid, *self.fixed)}
+        passes = len(self.derivation.passes)
+        for piece in masks.pieces(p, self.axis, tile.block, axes, within, frozenset(self.stages)):
+            low.open(self.axis)
+            low.moving(states, 1)
+            elements = {s.name: masks.assume(s.element, piece.known) for s in p.steps if isinstance(s, Accumulator)}
+            low.expect(
+                e for s in p.steps for e in (_bodies(s, elements)) if e is not None
+            )
+            news = [v for s in p.steps for v in self.step(low, s, elements)]
+            for name, v in news:
+                low.add(Assign(name, v.name))
+            body = low.close()
+            low.moving(states, 0)
+            for s in p.steps:
+                for part in Part:
+                    if (s.name, True, part) in low.state:
+                        low.state[s.name, False, part] = low.state[s.name, True, part]
+            note = ", ".join(x for x in (f"pass {number + 1}" if passes > 1 else "", piece.note) if x)
+            low.add(Loop(self.axis, tile.block, piece.start, piece.stop, body, note))
+
+    def step(self, low: Lowering, s: Accumulator | Base, elements: dict[str, Expr]) -> list[tuple[str, Value]]:
+        """One step of the running update; what its state becomes."""
+        old = low.state[s.name, True, Part.VALUE]
+        if isinstance(s, Base):
+            return [(old.name, self.moved(low, s.name, low.value(s.value, f"{s.name}_new", s.dtype)))]
+        element = elements[s.name]
+        kept = old if s.correction is None else low.correct(s.correction, s.name)
+        if s.reducer.has_index:
+            at = low.state[s.name, True, Part.INDEX]
+            found, where = low.select(element, s.reducer, self.axis, s.k, f"{s.name}_tile", s.dtype)
+            new, index = self.merge_lists(low, s, kept, at, found, where)
+            self.moved(low, s.name, index, Part.INDEX)
+            return [(old.name, self.moved(low, s.name, new)), (at.name, index)]
+        wish = f"{s.name}_new"
+        if s.reducer is Reducer.SUM:
+            return [(old.name, self.moved(low, s.name, low.reduction(element, s.reducer, (self.axis,), s.dtype, wish, kept)))]
+        found = low.reduction(element, s.reducer, (self.axis,), s.dtype, f"{s.name}_tile")
+        return [(old.name, self.moved(low, s.name, low.combine(s.reducer, kept, found, wish)))]
+
+    @staticmethod
+    def moved(low: Lowering, name: str, v: Value, part: Part = Part.VALUE) -> Value:
+        low.state[name, False, part] = v
+        return v
+
+    @staticmethod
+    def merge_lists(
+        low: Lowering, s: Accumulator, left: Value, left_index: Value, right: Value, right_index: Value
+    ) -> tuple[Value, Value]:
+        axes = left.axes | right.axes
+        new, index = low.new(f"{s.name}_new", s.dtype, axes), low.new(f"{s.name}_index_new", NO_POSITION.dtype, axes)
+        level = 1 if len(low.levels) > 1 else 0
+        op = SelectMerge(new, index, s.reducer, left.name, left_index.name, right.name, right_index.name, s.k)
+        low.emit(op, level)
+        return new, index
+
+    # -- results along streamed axes -----------------------------------------------------------------------------------
+    def sweeps(self, low: Lowering, results: list[Result], done: set[Axis]) -> list[TileAxis]:
+        """One loop for each set of results along the same axes; the axes that are new to the kernel."""
+        extra: dict[Axis, TileAxis] = {}
+        groups: dict[tuple[Axis, ...], list[Result]] = {}
+        for r in results:
+            groups.setdefault(self.swept(r), []).append(r)
+        for swept, members in groups.items():
+            streamed = [a for a in swept if a not in low.inner] or [swept[0]]
+            axis = self.axis if self.axis in streamed else streamed[0]
+            for a in streamed:
+                if a is not axis and a not in done:
+                    extra[a] = roles.tile_axis(a, Role.COLUMN, None)
+            if axis not in done:
+                extra[axis] = roles.tile_axis(axis, Role.COLUMN, self.schedule.tile)
+            low.open(axis)
+            self.write(low, members)
+            body = low.close()
+            end = At(as_int(axis.size))
+            low.add(Loop(axis, self.schedule.tile, At(ZERO), end, body, f"results along {axis.name}"))
+        return list(extra.values())
+
+    # -- multi -------------------------------------------------------------------------------------------------------------
+    def multi(self) -> list[Kernel]:
+        if self.schedule.segments < 1:
+            raise ValueError("MULTI needs at least one segment")
+        kernels = []
+        segment = roles.tile_axis(Axis("segment", as_int(self.schedule.segments)), Role.SEGMENT, 1)
+        last = len(self.derivation.passes) - 1
+        for n, p in enumerate(self.derivation.passes):
+            kernels.append(self.partial(p, n, segment))
+            kernels.append(self.merge(p, n, segment, n == last))
+        swept = [r for r in self.results if self.swept(r)]
+        for n, axes in enumerate(dict.fromkeys(self.swept(r) for r in swept)):
+            low = self.lowering()
+            axis = self.axis if self.axis in axes else axes[0]
+            self.write(low, [r for r in swept if self.swept(r) == axes])
+            grid = (*self.grid, roles.tile_axis(axis, Role.CASCADE if axis is self.axis else Role.COLUMN, self.schedule.tile))
+            rest = [roles.tile_axis(a, Role.COLUMN, None) for a in axes if a is not axis]
+            kernels.append(self.kernel(low, f"sweep{n + 1}", f"results along {axis.name}", grid, rest))
+        return kernels
+
+    def partial(self, p: Pass, n: int, segment: TileAxis) -> Kernel:
+        low = self.lowering()
+        tile = self.cascade(self.schedule.tile)
+        tiles = (as_int(self.axis.size) + self.schedule.tile - 1) // as_int(self.schedule.tile)
+        length = (tiles + self.schedule.segments - 1) // as_int(self.schedule.segments) * self.schedule.tile
+        start = as_int(segment.first) * length
+        self.stream(low, p, n, tile, (At(start), At(start + length)))
+        for s in p.steps:
+            if isinstance(s, Accumulator):
+                for part, t in self.partials(s, segment).items():
+                    axes = (segment.axis, *_state_axes(s))
+                    low.add(Store(t.name, tuple(as_int(a) for a in axes), low.state[s.name, True, part].name, axes))
+        note = f"one program for each segment of {self.axis.name}"
+        return self.kernel(low, f"pass{n + 1}", note, (*self.grid, segment), [tile])
+
+    def partials(self, s: Accumulator, segment: TileAxis) -> dict[Part, Tensor]:
+        """Scratch for the partial states of an accumulator."""
+        shape = (segment.axis.size, *(a.size for a in _state_axes(s)))
+        out = {Part.VALUE: Tensor(f"{s.name}_partial", Kind.SCRATCH, shape, s.dtype)}
+        if s.reducer.has_index:
+            out[Part.INDEX] = Tensor(f"{s.name}_index_partial", Kind.SCRATCH, shape, NO_POSITION.dtype)
+        self.tensors.update((t.name, t) for t in out.values())
+        return out
+
+    def merge(self, p: Pass, n: int, segment: TileAxis, last: bool) -> Kernel:
+        low = self.lowering()
+        states = self.declare(low, p)
+        low.open(segment.axis)
+        low.moving(states, 1)
+        for s in p.steps:
+            self.other(low, s, segment)
+        low.expect(e for s in p.steps if isinstance(s, Base) for e in (s.value,))
+        news = [v for s in p.steps for v in self.joined(low, s)]
+        for name, v in news:
+            low.add(Assign(name, v.name))
+        body = low.close()
+        low.moving(states, 0)
+        for s in p.steps:
+            for part in Part:
+                if (s.name, True, part) in low.state:
+                    low.state[s.name, False, part] = low.state[s.name, True, part]
+        low.add(Loop(segment.axis, 1, At(ZERO), At(as_int(segment.axis.size)), body, "segments, in order"))
+        self.read(low, p)
+        swept = any(self.swept(r) for r in self.results)
+        if not last or swept:
+            self.keep(low, p)
+        if last:
+            self.write(low, [r for r in self.results if not self.swept(r)])
+        inside = [TileAxis(segment.axis, Role.SEGMENT, 1, segment.first, segment.last)]
+        return self.kernel(low, f"merge{n + 1}", "joins the partial states", self.grid, inside)
+
+    def other(self, low: Lowering, s: Accumulator | Base, segment: TileAxis) -> None:
+        """The state of the segment at hand, as the old state of the other side."""
+        if isinstance(s, Base):
+            v = low.value(_other_side(s.value, False), f"{s.name}_part", s.dtype)
+            low.state[_other(s.name), True, Part.VALUE] = v
+            return
+        for part, t in self.partials(s, segment).items():
+            index = tuple(as_int(a) for a in (segment.first, *_state_axes(s)))
+            v = low.new(f"{s.name}_part" if part is Part.VALUE else f"{s.name}_index_part", t.dtype, frozenset(_state_axes(s)))
+            low.emit(Read(v, t.name, index, tuple(False for _ in index)), 1)
+            low.state[_other(s.name), True, part] = v
+
+    def joined(self, low: Lowering, s: Accumulator | Base) -> list[tuple[str, Value]]:
+        """One step of the merge: both sides brought to the joint bases, then combined."""
+        old = low.state[s.name, True, Part.VALUE]
+        if isinstance(s, Base):
+            return [(old.name, self.moved(low, s.name, low.value(s.value, f"{s.name}_new", s.dtype)))]
+        left, right = old, low.state[_other(s.name), True, Part.VALUE]
+        if s.correction is not None:
+            left = low.correct(s.correction, s.name)
+            right = low.correct(_other_side(s.correction, True), s.name)
+        if s.reducer.has_index:
+            at, other = low.state[s.name, True, Part.INDEX], low.state[_other(s.name), True, Part.INDEX]
+            new, index = self.merge_lists(low, s, left, at, right, other)
+            self.moved(low, s.name, index, Part.INDEX)
+            return [(old.name, self.moved(low, s.name, new)), (at.name, index)]
+        return [(old.name, self.moved(low, s.name, low.combine(s.reducer, left, right, f"{s.name}_new")))]
+
+    def keep(self, low: Lowering, p: Pass) -> None:
+        """Stores the results of a pass for the kernels that follow."""
+        for r in p.reads:
+            stored = low.stages[r.stage]
+            for part, v in ((Part.VALUE, stored.value), (Part.INDEX, stored.index)):
+                if v is None:
+                    continue
+                name = f"{r.stage}_result" if part is Part.VALUE else f"{r.stage}_index_result"
+                t = Tensor(name, Kind.SCRATCH, tuple(a.size for a in stored.axes), v.dtype)
+                self.tensors[name] = self.scratch[r.stage, part] = t
+                low.add(Store(name, tuple(as_int(a) for a in stored.axes), v.name, stored.axes))
+
+
+def _state_axes(s: Accumulator) -> tuple[Axis, ...]:
+    return s.axes if s.k is None else (*s.axes, s.k)
+
+
+def _bodies(s: Accumulator | Base, elements: dict[str, Expr]) -> tuple[Expr | None, ...]:
+    return (s.value,) if isinstance(s, Base) else (s.correction, elements[s.name])
+
+
+def _at(e: Expr, values: dict[str, Expr]) -> Expr:
+    """e with Refs replaced by values: a base before the first tile."""
+
+    def leaf(x: Expr) -> Expr | None:
+        if isinstance(x, Ref) and x.name in values:
+            v = values[x.name]
+            return v if dtype_of(v) is x.dtype else Cast(v, x.dtype)
+        return None
+
+    return transform(e, leaf)
+
+
+def _other(name: str) -> str:
+    return f"{name} of the other side"
+
+
+def _other_side(e: Expr, old_only: bool) -> Expr:
+    """e about the state of the segment at hand: its old state, or (a base recomputed from it) all state."""
+
+    def leaf(x: Expr) -> Expr | None:
+        return ref(_other(x.name), x.dtype, True, x.part) if isinstance(x, Ref) and (x.old or not old_only) else None
+
+    return transform(e, leaf)
+
+
+def _own_ranks(r: Result, stages: dict[str, Stage]) -> Result:
+    """A result along a top-k list, with the axis of the list in place of its own."""
+    mapping: dict[Axis, Int] = {}
+    for x in loads(r.body):
+        k = stages[x.source].k if x.source in stages else None
+        at = x.index[-1].axis if x.index else None
+        if k is not None and at is not None and at is not k and at in r.axes:
+            mapping[at] = as_int(k)
+    if not mapping:
+        return r
+    axes = tuple(dict.fromkeys(mapping[a].axis or a if a in mapping else a for a in r.axes))
+    index = tuple(i.substitute(mapping) for i in r.index)
+    return Result(r.name, r.shape, index, axes, substitute(r.body, mapping), r.dtype)

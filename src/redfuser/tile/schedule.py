@@ -1,0 +1,23 @@
+"""How a region is cut: the strategy and the sizes of its blocks."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from redfuser.tile.nodes import Strategy
+
+
+class Unsupported(Exception):
+    """There is no tile program for this region; the caller runs it unfused. The text is a sentence for the user."""
+
+
+@dataclass(frozen=True, slots=True)
+class Schedule:
+    """``row``: positions of all row axes together in a tile; ``tile``: of the cascade axis; ``column``: of each column axis
+    (None: whole); ``segments``: pieces of the cascade axis, for MULTI."""
+
+    strategy: Strategy
+    row: int = 64
+    tile: int = 128
+    column: int | None = None
+    segments: int = 1
