@@ -19,7 +19,7 @@ from redfuser.index.expr import (
     dtype_of,
     position,
 )
-from redfuser.index.ints import Gather, Int, as_int, as_int_atom, floordiv, less, mod
+from redfuser.index.ints import Gather, Int, as_int, floordiv, less, mod
 
 TRUE, FALSE = const(True, DType.BOOL), const(False, DType.BOOL)
 _WIDE = (DType.INT64, DType.INT32)
@@ -47,7 +47,7 @@ def index_of(e: Expr) -> Int | None:
 def as_index(e: Expr, bound: Int) -> Int:
     """A value used as an index into an axis of length ``bound``: data-dependent where it must be."""
     known = index_of(e)
-    return known if known is not None else as_int_atom(Gather(e, bound))
+    return known if known is not None else as_int(Gather(e, bound))
 
 
 def cast(e: Expr, dtype: DType) -> Expr:

@@ -25,23 +25,26 @@ class _Frame:
 
     axis: Axis
     over: tuple[Int, ...]
+    members: Mapping[str, Reduce]
     placed: dict[str, dict[Axis, Int]] = field(default_factory=dict)
     axes: list[Axis] = field(default_factory=list)
+
+    def at(self, name: str) -> tuple[Int, ...]:
+        """Where the kept axes of a placed member lie; its top-k axis stands for itself."""
+        r = self.members[name]
+        return tuple(self.placed[name][a] for a in r.axes) + ((as_int(r.k),) if r.k is not None else ())
 
 
 def build(program: Program, group: Group) -> Region | None:
     """The region of ``group``, or None when its members cannot share a frame."""
     definitions = {d.name: d for d in program.definitions}
-    members = [definitions[m] for m in group.members]
-    reductions = [m for m in members if isinstance(m, Reduce)]
-    first = reductions[0]
-    axis, over = _streamed_axis(first)
-    frame = _Frame(axis, over)
-    for r in reversed(reductions):  # readers before what they read
-        if not _place(r, frame, reductions, extra=dict(zip(r.over, over, strict=True))):
+    members = {m: d for m in group.members if isinstance(d := definitions[m], Reduce)}
+    axis, over = _streamed_axis(next(iter(members.values())))
+    frame = _Frame(axis, over, members)
+    while waiting := [r for r in members.values() if r.name not in frame.placed]:
+        if not _place(_next(waiting, frame), frame):
             return None
-    by_name = {r.name: r for r in reductions}
-    stages = tuple(_stage(r, frame, by_name) for r in reductions)
+    stages = tuple(_stage(r, frame) for r in members.values())
     known = {s.name: s for s in stages}
     element_loads = {x for s in stages for x in loads(s.body)}
     results = []
@@ -54,7 +57,7 @@ def build(program: Program, group: Group) -> Region | None:
                 return None
             results.append(_reduction_result(d, known[d.name], frame, o.part))
             continue
-        placed = _place_map(d, frame, known, element_loads)
+        placed = _place_map(d, frame, element_loads)
         if placed is None:
             return None
         results.append(_map_result(d, placed, frame, known))
@@ -75,34 +78,41 @@ def _streamed_axis(r: Reduce) -> tuple[Axis, tuple[Int, ...]]:
     return flat, (rest, *reversed(out))
 
 
-def _place(r: Reduce, frame: _Frame, members: list[Reduce], extra: Mapping[Axis, Int]) -> bool:
+def _next(waiting: list[Reduce], frame: _Frame) -> Reduce:
+    """A member that a placed one reads, else one that reads a placed one, else the last."""
+    read = {x.source for name in frame.placed for x in loads(frame.members[name].body)}
+    for r in waiting:
+        if r.name in read:
+            return r
+    for r in waiting:
+        if any(x.source in frame.placed for x in loads(r.body)):
+            return r
+    return waiting[-1]
+
+
+def _place(r: Reduce, frame: _Frame) -> bool:
     """Finds where the axes of ``r`` lie in the frame: as its readers say, else as what it reads says, else new axes."""
-    wanted = _demanded(r, frame, members)
+    wanted = _demanded(r, frame)
     if wanted is None:
         return False
-    if wanted:
-        frame.placed[r.name] = {**wanted, **extra}
-        return True
-    equations = _equations(r.body, frame, set(r.axes))
-    solved = _solve(r.axes, equations, [as_int(a) for a in frame.axes], frame)
-    if solved is None:
-        return False
-    frame.placed[r.name] = {**solved, **extra}
+    if not wanted:
+        equations = _equations(r.body, frame, set(r.axes))
+        solved = _solve(r.axes, equations, [as_int(a) for a in frame.axes], frame)
+        if solved is None:
+            return False
+        wanted = solved
+    frame.placed[r.name] = {**wanted, **dict(zip(r.over, frame.over, strict=True))}
     return True
 
 
-def _demanded(r: Reduce, frame: _Frame, members: list[Reduce]) -> dict[Axis, Int] | None:
+def _demanded(r: Reduce, frame: _Frame) -> dict[Axis, Int] | None:
     """The position that placed readers give to ``r``; {} when none reads it, None when two disagree."""
     found: dict[Axis, Int] = {}
-    for reader in members:
-        where = frame.placed.get(reader.name)
-        if where is None:
-            continue
-        for x in loads(reader.body):
+    for name, where in frame.placed.items():
+        for x in loads(frame.members[name].body):
             if x.source != r.name:
                 continue
-            index = [i.substitute(where) for i in x.index[: len(r.axes)]]
-            at = dict(zip(r.axes, index, strict=True))
+            at = dict(zip(r.axes, [i.substitute(where) for i in x.index], strict=False))
             if found and at != found:
                 return None
             found = at
@@ -113,11 +123,8 @@ def _equations(body: Expr, frame: _Frame, own: set[Axis]) -> list[tuple[Int, Int
     """(expression over own axes, expression over the frame) for every index at which a placed definition is read."""
     out = []
     for x in loads(body):
-        where = frame.placed.get(x.source)
-        if where is not None:
-            for i, target in zip(x.index, where.values(), strict=False):
-                if i.axes() & own or i.value is not None:
-                    out.append((i, target))
+        if x.source in frame.placed:
+            out += [(i, t) for i, t in zip(x.index, frame.at(x.source), strict=True) if i.axes() & own or not i.axes()]
     return out
 
 
@@ -158,9 +165,9 @@ def _rejoined(a: Axis, equations: list[tuple[Int, Int]]) -> Int | None:
     return None
 
 
-def _stage(r: Reduce, frame: _Frame, members: Mapping[str, Reduce]) -> Stage:
+def _stage(r: Reduce, frame: _Frame) -> Stage:
     def canonical(x: Load) -> Expr | None:
-        m = members.get(x.source)
+        m = frame.members.get(x.source)
         return None if m is None else _canonical(x, _kept_axes(m, frame), m.k)
 
     body = substitute(r.body, frame.placed[r.name], canonical)
@@ -182,28 +189,20 @@ def _canonical(x: Load, axes: tuple[Axis, ...], k: Axis | None) -> Load:
 
 
 def _reduction_result(r: Reduce, stage: Stage, frame: _Frame, part: Part) -> Result:
-    where = frame.placed[r.name]
-    index = tuple(where[a] for a in r.axes) + ((as_int(r.k),) if r.k is not None else ())
+    index = frame.at(r.name)
     axes = stage.axes + ((r.k,) if r.k is not None else ())
     dtype = r.dtype if part is Part.VALUE else DType.INT64
     body = Load(r.name, tuple(as_int(a) for a in axes), dtype, part)
     return Result(r.name, tuple(a.size for a in r.result_axes), index, axes, body, dtype)
 
 
-def _place_map(d: Map, frame: _Frame, stages: Mapping[str, Stage], elements: set[Load]) -> dict[Axis, Int] | None:
+def _place_map(d: Map, frame: _Frame, elements: set[Load]) -> dict[Axis, Int] | None:
     """Where the axes of an output map lie: fixed by the stages it reads, then by streaming the same elements."""
-    equations = []
-    for x in loads(d.body):
-        if x.source in stages:
-            targets = list(frame.placed[x.source].values())[: len(x.index)]
-            equations += list(zip(x.index, targets, strict=False))
-            k = stages[x.source].k
-            if k is not None:
-                equations.append((x.index[-1], as_int(k)))
+    equations = _equations(d.body, frame, set(d.axes))
     fixed = {a for i, _ in equations for a in i.axes()}
     free = [a for a in d.axes if a not in fixed]
     for chosen in (*_streamed_choices(free, frame), {}):
-        trial = _Frame(frame.axis, frame.over, frame.placed, list(frame.axes))
+        trial = _Frame(frame.axis, frame.over, frame.members, frame.placed, list(frame.axes))
         shifted = [(i.substitute(chosen), target) for i, target in equations]
         open_axes = tuple(a for a in d.axes if a not in chosen)
         solved = _solve(open_axes, shifted, [as_int(a) for a in frame.axes], trial)
