@@ -44,6 +44,10 @@ class Lowered:
     input_nodes: dict[str, fx.Node]
     output_nodes: tuple[fx.Node, ...]
 
+    def nodes_of(self, name: str) -> tuple[fx.Node, ...]:
+        """Every node that computes the definition: one, or several where the program wrote it twice."""
+        return (self.node_of[name],)
+
 
 def lower(gm: fx.GraphModule) -> Lowered:
     """The index program of a functional graph whose nodes carry ``meta['val']``. No data is read.
