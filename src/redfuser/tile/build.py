@@ -78,7 +78,7 @@ class _Builder:
     # -- pieces that the strategies share ------------------------------------------------------------------------------
     def lowering(self) -> Lowering:
         names = frozenset({self.axis, *self.frame.kept, *self.frame.ranks, *self.frame.swept})
-        low = Lowering(self.inputs, self.definitions, self.producers, names, self.tensors)
+        low = Lowering(self.inputs | {t.name: t for t in self.scratch.values()}, self.definitions, self.producers, names, self.tensors)
         low.scratch.update(self.scratch)
         low.inner.update(dict.fromkeys(t.axis for t in self.fixed))
         return low
@@ -308,7 +308,7 @@ class _Builder:
         low.moving(states, 1)
         for s in p.steps:
             self.other(low, s, segment)
-        low.expect(e for s in p.steps if isinstance(s, Base) for e in (s.value,))
+        low.expect(e for s in p.steps for e in _both_sides(s))
         news = [v for s in p.steps for v in self.joined(low, s)]
         for name, v in news:
             low.add(Assign(name, v.name))
@@ -375,6 +375,12 @@ def _state_axes(s: Accumulator) -> tuple[Axis, ...]:
 
 def _bodies(s: Accumulator | Base, elements: dict[str, Expr]) -> tuple[Expr | None, ...]:
     return (s.value,) if isinstance(s, Base) else (s.correction, elements[s.name])
+
+
+def _both_sides(s: Accumulator | Base) -> tuple[Expr, ...]:
+    if isinstance(s, Base):
+        return (s.value,)
+    return () if s.correction is None else (s.correction, _other_side(s.correction, True))
 
 
 def _at(e: Expr, values: dict[str, Expr]) -> Expr:
