@@ -165,3 +165,197 @@ def attention(
         return [w @ v, w] if probabilities else [w @ v]
 
     return Case(region([q_in, k_in, v_in], problem, results, (producer,)), d_, inputs, expected, {})
+
+
+def rows_input(n: int, l: int, dtype: DType = F32) -> tuple[Input, Axis, Axis]:
+    return Input("x", (axis("i", n), axis("l", l)), dtype), axis("i", n), axis("l", l)
+
+
+def softmax(n: int = 13, l: int = 41, seed: int = 1) -> Case:
+    """Results that keep the cascade axis: written by a sweep."""
+    x_in, I, L = rows_input(n, l)
+    x = load("x", at(I, L), F32)
+    m, z = load("m", at(I), F32), load("z", at(I), F32)
+    stages = (Stage("m", Reducer.MAX, (I,), x, F32), Stage("z", Reducer.SUM, (I,), exp(sub(x, m)), F32))
+    problem = Problem(L, stages)
+    steps, m_ref, _ = softmax_steps(x, (I,), [("z", None, (I,))])
+    d = derivation(problem, Pass(tuple(steps), (Read("m", m_ref, None), Read("z", ref("z", F32), None))))
+    body = ap(Fn.DIV, exp(sub(x, m)), z)
+    # written transposed: the index of a result is any expression
+    results = [Result("w", at(n, l), at(I, L), (I, L), body, F32), Result("t", at(l * n), at(as_int(L) * n + I), (I, L), body, F32)]
+    data = torch.randn(n, l, generator=torch.Generator().manual_seed(seed)) * 8
+    return Case(region([x_in], problem, results), d, {"x": data},
+                lambda v: [(w := torch.softmax(v["x"].double(), -1)), w.T.reshape(-1)], {})
+
+
+def variance(n: int = 9, l: int = 45, offset: float = 1e3) -> Case:
+    """Mean and centred second moment, rebased: M2 <- M2 + 2 d M1 + n d^2 with d = old base - new base."""
+    x_in, I, L = rows_input(n, l)
+    x = load("x", at(I, L), F32)
+    mean = load("mean", at(I), F32)
+    inv = const(1.0 / l, F32)
+    stages = (Stage("mean", Reducer.SUM, (I,), mul(x, inv), F32),
+              Stage("var", Reducer.SUM, (I,), mul(mul(sub(x, mean), sub(x, mean)), inv), F32))
+    problem = Problem(L, stages)
+    c, s = ref("c", F32), ref("s", F32)
+    base = ref("base", F32)
+    delta = sub(ref("base", F32, True), base)
+    old1, old2, oldc = ref("m1", F32, True), ref("m2", F32, True), ref("c", F32, True)
+    dx = sub(x, base)
+    steps = (
+        acc("c", Reducer.SUM, const(1.0, F32), None, (I,)),
+        acc("s", Reducer.SUM, x, None, (I,)),
+        Base("base", where(test(Fn.EQ, c, const(0.0, F32)), const(0.0, F32), ap(Fn.DIV, s, c)), (I,), F32, "mean"),
+        acc("m1", Reducer.SUM, dx, add(old1, mul(delta, oldc)), (I,)),
+        acc("m2", Reducer.SUM, mul(dx, dx), add(add(old2, mul(const(2.0, F32), mul(delta, old1))), mul(mul(delta, delta), oldc)), (I,)),
+    )
+    m1, m2 = ref("m1", F32), ref("m2", F32)
+    var = mul(sub(m2, ap(Fn.DIV, mul(m1, m1), c)), inv)
+    d = derivation(problem, Pass(steps, (Read("mean", mul(s, inv), None), Read("var", var, None))))
+    results = [Result("var_out", at(n), at(I), (I,), load("var", at(I), F32), F32)]
+    data = torch.randn(n, l, generator=torch.Generator().manual_seed(2)) + offset
+    return Case(region([x_in], problem, results), d, {"x": data}, lambda v: [v["x"].double().var(-1, correction=0)], {})
+
+
+def two_passes(n: int = 9, l: int = 45) -> Case:
+    """Passes one after the other: the mean, then a sum of exp of what is centred, with a sweep that reads both."""
+    x_in, I, L = rows_input(n, l)
+    x = load("x", at(I, L), F32)
+    mean, e = load("mean", at(I), F32), load("e", at(I), F32)
+    inv = const(1.0 / l, F32)
+    centred = exp(sub(x, mean))
+    problem = Problem(L, (Stage("mean", Reducer.SUM, (I,), mul(x, inv), F32), Stage("e", Reducer.SUM, (I,), centred, F32)))
+    first = Pass((acc("total", Reducer.SUM, x, None, (I,)),), (Read("mean", mul(ref("total", F32), inv), None),))
+    second = Pass((acc("grown", Reducer.SUM, centred, None, (I,)),), (Read("e", ref("grown", F32), None),))
+    results = [Result("e_out", at(n), at(I), (I,), e, F32), Result("y", at(n, l), at(I, L), (I, L), add(mul(centred, e), mean), F32)]
+    data = torch.randn(n, l, generator=torch.Generator().manual_seed(3))
+
+    def expected(v: dict[str, Tensor]) -> list[Tensor]:
+        x = v["x"].double()
+        m = x.mean(-1, keepdim=True)
+        c = torch.exp(x - m)
+        return [c.sum(-1), c * c.sum(-1, keepdim=True) + m]
+
+    return Case(region([x_in], problem, results), derivation(problem, first, second), {"x": data}, expected, {})
+
+
+def top_k(n: int = 7, l: int = 61, k: int = 5, kind: str = "ties", dtype: DType = F32) -> Case:
+    """The best k with their positions, and the sum of exp(x - best)."""
+    x_in, I, L = rows_input(n, l, dtype)
+    K = axis("k", k)
+    x = load("x", at(I, L), dtype)
+    problem = Problem(L, (Stage("best", Reducer.TOPK, (I,), x, dtype, K), Stage("top", Reducer.ARGMAX, (I,), x, dtype),
+                          Stage("low", Reducer.ARGMIN, (I,), x, dtype)))
+    steps = (acc("best", Reducer.TOPK, x, None, (I,), K), acc("top", Reducer.ARGMAX, x, None, (I,)), acc("low", Reducer.ARGMIN, x, None, (I,)))
+    reads = tuple(Read(s, ref(s, dtype), ref(s, I64, part=Part.INDEX)) for s in ("best", "top", "low"))
+    mine = axis("j", k)
+    results = [
+        Result("values", at(n, k), at(I, mine), (I, mine), load("best", at(I, mine), dtype), dtype),
+        Result("indices", at(n, k), at(I, mine), (I, mine), load("best", at(I, mine), I64, Part.INDEX), I64),
+        Result("second", at(n), at(I), (I,), load("best", at(I, 1), I64, Part.INDEX), I64),
+        Result("argmax", at(n), at(I), (I,), load("top", at(I), I64, Part.INDEX), I64),
+        Result("argmin", at(n), at(I), (I,), load("low", at(I), I64, Part.INDEX), I64),
+    ]
+    gen = torch.Generator().manual_seed(4)
+    data = torch.randint(0, 6, (n, l), generator=gen)
+    if dtype is not I64:
+        data = data.float()
+        if kind == "nan":
+            data[torch.rand(n, l, generator=gen) < 0.05] = math.nan
+        if kind == "inf":
+            data[torch.rand(n, l, generator=gen) < 0.95] = -math.inf
+
+    def expected(v: dict[str, Tensor]) -> list[Tensor]:
+        values, order = torch.sort(v["x"], dim=-1, descending=True, stable=True)
+        return [values[:, :k].double() if dtype is F32 else values[:, :k], order[:, :k], order[:, 1], torch.argmax(v["x"], -1), torch.argmin(v["x"], -1)]
+
+    return Case(region([x_in], problem, results), derivation(problem, Pass(steps, reads)), {"x": data}, expected, {})
+
+
+def reducers(n: int = 6, l: int = 40, dtype: DType = F32) -> Case:
+    """Independent reductions of every kind, in one pass."""
+    x_in, I, L = rows_input(n, l, dtype)
+    x = load("x", at(I, L), dtype)
+    positive = test(Fn.GT, x, const(0, dtype))
+    kinds: list[tuple[str, Reducer, Expr, DType]] = [
+        ("total", Reducer.SUM, x, dtype.accumulator), ("high", Reducer.MAX, x, dtype), ("least", Reducer.MIN, x, dtype),
+        ("some", Reducer.ANY, positive, BOOL), ("every", Reducer.ALL, positive, BOOL), ("count", Reducer.SUM, positive, I64),
+    ]  # fmt: skip
+    if dtype.is_float:
+        kinds += [("lse", Reducer.LOGSUMEXP, x, dtype), ("times", Reducer.PROD, x, dtype)]
+    problem = Problem(L, tuple(Stage(name, r, (I,), e, t) for name, r, e, t in kinds))
+    steps = tuple(acc(name, r, e, None, (I,), dtype=t) for name, r, e, t in kinds)
+    d = derivation(problem, Pass(steps, tuple(Read(name, ref(name, t), None) for name, _, _, t in kinds)))
+    results = [Result(f"{name}_out", at(n), at(I), (I,), load(name, at(I), t), t) for name, _, _, t in kinds]
+    gen = torch.Generator().manual_seed(5)
+    data = torch.randn(n, l, generator=gen) if dtype.is_float else torch.randint(-9, 250, (n, l), generator=gen)
+    if dtype.is_float:
+        data[0] = -math.inf
+        data[1, 3] = math.inf
+        data[2, 30] = math.nan
+        data[3] = data[3].abs()
+    else:
+        data = data.to({DType.UINT8: torch.uint8, DType.INT32: torch.int32, I64: torch.int64}[dtype])
+
+    def expected(v: dict[str, Tensor]) -> list[Tensor]:
+        x = v["x"].double() if dtype.is_float else v["x"]
+        out = [x.sum(-1), x.amax(-1), x.amin(-1), (x > 0).any(-1), (x > 0).all(-1), (x > 0).sum(-1)]
+        return out + [torch.logsumexp(x, -1), x.prod(-1)] if dtype.is_float else out
+
+    return Case(region([x_in], problem, results), d, {"x": data}, expected, {})
+
+
+def scaled_product(m: int = 19, k: int = 50, n: int = 23) -> Case:
+    """sum_k x[m,k] w[k,n], divided by the norm of the row: a column axis. The lengths of m and k are symbols."""
+    from redfuser.index.ints import Size
+
+    sm, sk = Size("m", m), Size("k", k)
+    ms, ks = as_int(sm), as_int(sk)
+    x_in = Input("x", (Axis("m", ms), Axis("k", ks)), F32)
+    w_in = Input("w", (Axis("k", ks), axis("n", n)), F32)
+    M, K, N = Axis("m", ms), Axis("k", ks), axis("n", n)
+    x, w = load("x", at(M, K), F32), load("w", at(K, N), F32)
+    q = load("q", at(M), F32)
+    problem = Problem(K, (Stage("q", Reducer.SUM, (M,), mul(x, x), F32),
+                          Stage("y", Reducer.SUM, (M, N), mul(mul(x, ap(Fn.RSQRT, q)), w), F32)))
+    steps = (acc("q", Reducer.SUM, mul(x, x), None, (M,)), acc("y", Reducer.SUM, mul(x, w), None, (M, N)))
+    reads = (Read("q", ref("q", F32), None), Read("y", mul(ref("y", F32), ap(Fn.RSQRT, ref("q", F32))), None))
+    results = [Result("out", (ms, as_int(n)), at(M, N), (M, N), load("y", at(M, N), F32), F32)]
+    gen = torch.Generator().manual_seed(6)
+    inputs = {"x": torch.randn(m, k, generator=gen), "w": torch.randn(k, n, generator=gen)}
+
+    def expected(v: dict[str, Tensor]) -> list[Tensor]:
+        x, w = v["x"].double(), v["w"].double()
+        return [x / x.square().sum(-1, keepdim=True).sqrt() @ w]
+
+    return Case(region([x_in, w_in], problem, results), derivation(problem, Pass(steps, reads)), inputs, expected, {"m": m, "k": k})
+
+
+def gathered(n: int = 8, l: int = 30, rows: int = 12) -> Case:
+    """An index read from data, a read in a branch not taken, and a shifted one."""
+    from redfuser.index.ints import Gather
+
+    t_in = Input("table", (axis("r", rows), axis("l", l)), F32)
+    ids_in = Input("ids", (axis("i", n),), I64)
+    I, L = axis("i", n), axis("l", l)
+    row = as_int(Gather(load("ids", at(I), I64), as_int(rows)))
+    here = load("table", at(row, L), F32)
+    before = where(test(Fn.GE, Position(as_int(L)), const(3, I64)), load("table", at(row, as_int(L) - 3), F32), const(0.0, F32))
+    back = load("table", at(row, l - 1 - as_int(L)), F32)
+    halves = load("table", at(as_int(I) // as_int(2), (as_int(L) * 7) % as_int(l)), F32)
+    e = add(add(here, mul(before, back)), halves)
+    problem = Problem(L, (Stage("a", Reducer.SUM, (I,), e, F32), Stage("b", Reducer.MAX, (I,), e, F32)))
+    steps = (acc("a", Reducer.SUM, e, None, (I,)), acc("b", Reducer.MAX, e, None, (I,)))
+    d = derivation(problem, Pass(steps, (Read("a", ref("a", F32), None), Read("b", ref("b", F32), None))))
+    results = [Result(f"{s}_out", at(n), at(I), (I,), load(s, at(I), F32), F32) for s in "ab"]
+    gen = torch.Generator().manual_seed(7)
+    inputs = {"table": torch.randn(rows, l, generator=gen), "ids": torch.randint(0, rows, (n,), generator=gen)}
+
+    def expected(v: dict[str, Tensor]) -> list[Tensor]:
+        t = v["table"].double()
+        x = t[v["ids"]]
+        before = torch.cat([torch.zeros(n, 3).double(), x[:, :-3]], -1)
+        y = x + before * x.flip(-1) + t[torch.arange(n) // 2][:, torch.arange(l) * 7 % l]
+        return [y.sum(-1), y.amax(-1)]
+
+    return Case(region([t_in, ids_in], problem, results), d, inputs, expected, {})

@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import cases
 import pytest
 import torch
 
 from redfuser.backends.reference import run
 from redfuser.tile.build import build
-from redfuser.tile.nodes import Strategy
+from redfuser.tile.nodes import Loop, Read, Strategy
 from redfuser.tile.schedule import Schedule
 
 SCHEDULES = [
@@ -67,3 +69,40 @@ def test_masked_nan_is_skipped_or_propagated_only_in_its_rows() -> None:
     case.inputs["v"][0, 0, 12] = float("nan")
     got = run(build(case.region, case.derivation, Schedule(Strategy.SINGLE, 4, 4)), case.inputs, {})[0]
     assert not torch.isnan(got[0, 0, :12]).any() and torch.isnan(got[0, 0, 12:]).all()
+
+
+@pytest.mark.parametrize("schedule", SCHEDULES, ids=str)
+@pytest.mark.parametrize("make", [cases.softmax, cases.two_passes, cases.scaled_product, cases.gathered, cases.reducers])
+def test_cascades(make: Callable[[], cases.Case], schedule: Schedule) -> None:
+    check(make(), schedule, 1e-5)
+
+
+@pytest.mark.parametrize("schedule", SCHEDULES, ids=str)
+def test_variance_at_an_offset(schedule: Schedule) -> None:
+    check(cases.variance(), schedule, 3e-3)  # the inputs themselves have an error of 6e-5
+
+
+@pytest.mark.parametrize("schedule", SCHEDULES, ids=str)
+@pytest.mark.parametrize("kind", ["ties", "nan", "inf", "int"])
+def test_lists_and_positions(kind: str, schedule: Schedule) -> None:
+    check(cases.top_k(kind=kind, dtype=cases.I64 if kind == "int" else cases.F32), schedule, 0.0)
+
+
+@pytest.mark.parametrize("dtype", ["uint8", "int32", "int64"])
+@pytest.mark.parametrize("schedule", SCHEDULES[:4] + SCHEDULES[-3:], ids=str)
+def test_integers(dtype: str, schedule: Schedule) -> None:
+    check(cases.reducers(dtype=cases.DType(dtype)), schedule)
+
+
+@pytest.mark.parametrize("schedule", [Schedule(Strategy.SINGLE, 8, 16, 4), Schedule(Strategy.MULTI, 8, 16, 8, 3)], ids=str)
+def test_column_blocks(schedule: Schedule) -> None:
+    check(cases.scaled_product(), schedule, 1e-5)
+
+
+def test_keys_that_are_values_are_read_once() -> None:
+    case = cases.attention(shared=True, c=8, d=8, g=2)
+    p = build(case.region, case.derivation, Schedule(Strategy.SINGLE, 8, 16))
+    loop = next(s for s in p.kernels[0].body if isinstance(s, Loop))
+    assert [s.tensor for s in loop.body if isinstance(s, Read)] == ["k"]
+    for s in SCHEDULES:
+        check(case, s)

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
 import torch
 from torch import Tensor
 
-from redfuser.index.expr import Ref, walk
+from redfuser.index.expr import Expr, Ref, children, walk
 from redfuser.index.ints import Axis, FloorDiv, Int, Mod, as_int
 from redfuser.tile.nodes import (
     Assign,
@@ -117,6 +118,12 @@ def uses_of(s: Statement) -> set[str]:
             return {s.value}
         case Loop():
             return set().union(*(uses_of(x) for x in s.body))
+
+
+def read_once(e: Expr) -> frozenset[str]:
+    """The values that an expression reads at one place only: the place may overwrite them."""
+    count = Counter(c for x in walk(e) for c in children(x))
+    return frozenset(x.name for x in walk(e) if isinstance(x, Ref) and count[x] <= 1)
 
 
 def last_uses(body: tuple[Statement, ...]) -> dict[int, frozenset[str]]:

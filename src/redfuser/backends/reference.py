@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 
 from redfuser.backends import select
-from redfuser.backends.memory import Place, last_uses
+from redfuser.backends.memory import Place, last_uses, read_once
 from redfuser.backends.torch_expr import TORCH, Owned, evaluate
 from redfuser.index.expr import Const, Ref
 from redfuser.index.ints import Atom, Axis, FloorDiv, Gather, Int, Mod, Size, as_int
@@ -109,6 +109,8 @@ class _Execution:
         self.values: dict[str, Tensor] = {}
         self.owned: set[str] = set()
         self.dying: frozenset[str] = frozenset()
+        self.free: frozenset[str] = frozenset()
+        self.once: dict[int, frozenset[str]] = {}
         self.ends = last_uses(k.body)
         self.places: dict[int, Place | None] = {}
         self.plans: dict[int, _DotPlan] = {}
@@ -183,6 +185,10 @@ class _Execution:
             case Read():
                 self.values[s.out.name] = self.read(s)
             case Map() | Correct():
+                once = self.once.get(id(s))
+                if once is None:
+                    once = self.once[id(s)] = read_once(s.expr) & self.dying
+                self.free = once
                 x, own = evaluate(s.expr, self)
                 self.put(s.out.name, x if x.dim() == self.rank else x.reshape((1,) * self.rank), own)
             case Guard():
@@ -265,7 +271,7 @@ class _Execution:
 
     # -- the scope of expressions ------------------------------------------------------------------------------------
     def value(self, name: str) -> Owned:
-        return self.values[name], name in self.owned and name in self.dying
+        return self.values[name], name in self.owned and name in self.free
 
     def position(self, index: Int) -> Tensor:
         x = self.indices(index)
