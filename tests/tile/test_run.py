@@ -11,7 +11,7 @@ import torch
 from redfuser.backends.reference import run
 from redfuser.tile.build import build
 from redfuser.tile.nodes import Loop, Read, Strategy
-from redfuser.tile.schedule import Schedule
+from redfuser.tile.strategy import Schedule
 
 SCHEDULES = [
     Schedule(Strategy.WHOLE, 16),

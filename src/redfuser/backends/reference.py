@@ -18,7 +18,7 @@ from redfuser.backends import select
 from redfuser.backends.memory import Place, last_uses, read_once
 from redfuser.backends.torch_expr import TORCH, Owned, evaluate
 from redfuser.index.expr import Const, Ref
-from redfuser.index.ints import Atom, Axis, FloorDiv, Gather, Int, Mod, Size, as_int
+from redfuser.index.ints import ZERO, Atom, Axis, FloorDiv, Gather, Int, Mod, Size, as_int, as_int_atom
 from redfuser.index.nodes import Reducer
 from redfuser.tile.nodes import (
     Assign,
@@ -44,7 +44,7 @@ from redfuser.tile.nodes import (
     SelectMerge,
     Statement,
     Store,
-    TileProgram,
+    Program,
     Up,
     outputs_of,
 )
@@ -52,7 +52,7 @@ from redfuser.tile.nodes import (
 BUDGET = 24 * 2**20
 
 
-def run(program: TileProgram, inputs: Mapping[str, Tensor], sizes: Mapping[str, int]) -> list[Tensor]:
+def run(program: Program, inputs: Mapping[str, Tensor], sizes: Mapping[str, int]) -> list[Tensor]:
     """The outputs of a tile program. ``inputs`` by name, with any strides; ``sizes`` of the symbolic lengths by name."""
     with torch.no_grad():
         tensors = {t.name: inputs[t.name].detach() for t in program.of(Kind.INPUT) if t.name in inputs}
@@ -80,6 +80,26 @@ class _Numbers:
             env: dict[Atom, int] = {s: self._sizes[s.name] for s in i.sizes()}
             n = self._known[i] = i.evaluate(env)
         return n
+
+    def sized(self, i: Int) -> Int:
+        """The expression with numbers in place of sizes, simplified again."""
+        total = ZERO
+        for monomial, c in i.terms:
+            term = as_int(c)
+            for a, n in monomial:
+                match a:
+                    case Size():
+                        new = as_int(self._sizes[a.name])
+                    case FloorDiv():
+                        new = self.sized(a.num) // self.sized(a.den)
+                    case Mod():
+                        new = self.sized(a.num) % self.sized(a.den)
+                    case _:
+                        new = as_int_atom(a)
+                for _ in range(n):
+                    term = term * new
+            total = total + term
+        return total
 
     def size(self, s: Size) -> int:
         return self._sizes[s.name]
@@ -318,12 +338,9 @@ class _Execution:
         key = id(s)
         if key not in self.places:
             clip = s.clip if isinstance(s, Read) else (False,) * len(s.index)
-            self.places[key] = Place.of(s.index, clip, t, axes, self.dim, self.number_of_sizes)
+            self.places[key] = Place.of(s.index, clip, t, axes, self.dim, self.numbers.sized)
         p = self.places[key]
         return None if p is None else p.view(t, self.range, self.rank)
-
-    def number_of_sizes(self, i: Int) -> int:
-        return self.numbers(i)
 
     def read(self, s: Read) -> Tensor:
         t = self.tensors[s.tensor]

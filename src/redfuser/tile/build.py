@@ -9,6 +9,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
+from dataclasses import replace
 
 from redfuser.algebra.nodes import Accumulator, Base, Derivation, Pass, Stage
 from redfuser.index.expr import Cast, Expr, Load, Part, Ref, dtype_of, loads, ref, substitute, transform, walk
@@ -18,7 +19,7 @@ from redfuser.index.nodes import Reducer
 from redfuser.regions.nodes import Region, Result
 from redfuser.tile import masks, roles
 from redfuser.tile.identity import NO_POSITION, identity, result_dtype
-from redfuser.tile.lower import Lowering, Stored
+from redfuser.tile.lower import Lowering, Names, Stored
 from redfuser.tile.nodes import (
     Assign,
     At,
@@ -34,14 +35,14 @@ from redfuser.tile.nodes import (
     Strategy,
     Tensor,
     TileAxis,
-    TileProgram,
+    Program,
     Value,
 )
-from redfuser.tile.schedule import Schedule, Unsupported
+from redfuser.tile.strategy import Schedule, Unsupported
 from redfuser.tile.verify import verify
 
 
-def build(region: Region, derivation: Derivation, schedule: Schedule, name: str = "cascade") -> TileProgram:
+def build(region: Region, derivation: Derivation, schedule: Schedule, name: str = "cascade") -> Program:
     """The tile program, verified. Raises Unsupported where there is none for this region."""
     builder = _Builder(region, derivation, schedule)
     match schedule.strategy:
@@ -53,7 +54,7 @@ def build(region: Region, derivation: Derivation, schedule: Schedule, name: str 
             kernels = builder.multi()
         case _:
             raise ValueError(f"{schedule.strategy} has no tile program")
-    return verify(TileProgram(name, tuple(builder.tensors.values()), tuple(kernels)))
+    return verify(Program(name, tuple(builder.tensors.values()), tuple(kernels)))
 
 
 class _Builder:
@@ -63,7 +64,7 @@ class _Builder:
         self.axis = self.frame.cascade
         self.grid, self.fixed = roles.blocks(self.frame, schedule)
         self.stages = {s.name: s for s in region.problem.stages}
-        self.results = tuple(_own_ranks(r, self.stages) for r in region.results)
+        self.results = _named_apart([_own_ranks(r, self.stages) for r in region.results])
         self.inputs = {
             i.name: Tensor(i.name, Kind.INPUT, tuple(a.size for a in i.axes), i.dtype) for i in region.program.inputs
         }
@@ -408,6 +409,12 @@ def _other_side(e: Expr, old_only: bool) -> Expr:
     return transform(e, leaf)
 
 
+def _named_apart(results: list[Result]) -> tuple[Result, ...]:
+    """The results under different names: two may be components of one value, or the same value twice."""
+    names = Names()
+    return tuple(replace(r, name=names.new(r.name)) for r in results)
+
+
 def _own_ranks(r: Result, stages: dict[str, Stage]) -> Result:
     """A result along a top-k list, with the axis of the list in place of its own."""
     mapping: dict[Axis, Int] = {}
@@ -420,4 +427,4 @@ def _own_ranks(r: Result, stages: dict[str, Stage]) -> Result:
         return r
     axes = tuple(dict.fromkeys(mapping[a].axis or a if a in mapping else a for a in r.axes))
     index = tuple(i.substitute(mapping) for i in r.index)
-    return Result(r.name, r.shape, index, axes, substitute(r.body, mapping), r.dtype)
+    return replace(r, index=index, axes=axes, body=substitute(r.body, mapping))

@@ -52,7 +52,7 @@ from redfuser.tile.nodes import (
     Value,
     outputs_of,
 )
-from redfuser.tile.schedule import Unsupported
+from redfuser.tile.strategy import Unsupported
 
 
 @dataclass(frozen=True, slots=True)

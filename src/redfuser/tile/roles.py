@@ -17,7 +17,7 @@ from redfuser.regions.nodes import Region
 from redfuser.tile import dots
 from redfuser.tile.identity import result_dtype
 from redfuser.tile.nodes import Role, TileAxis
-from redfuser.tile.schedule import Schedule
+from redfuser.tile.strategy import Schedule
 
 Spans = tuple[frozenset[Axis], frozenset[Axis]]
 

@@ -33,7 +33,7 @@ from redfuser.tile.nodes import (
     Statement,
     Store,
     Tensor,
-    TileProgram,
+    Program,
     Up,
     Value,
     outputs_of,
@@ -59,7 +59,7 @@ class _Scope:
         return _Scope(self.tensors, self.axes | {axis}, self.scalars | scalars, dict(self.values), self.states, self.written)
 
 
-def problems(p: TileProgram) -> Iterator[str]:
+def problems(p: Program) -> Iterator[str]:
     """Each rule broken, as a sentence."""
     names = [t.name for t in p.tensors]
     if len(set(names)) != len(names):
@@ -318,7 +318,7 @@ def _names(axes: frozenset[Axis]) -> str:
     return "{" + ", ".join(sorted(a.name for a in axes)) + "}"
 
 
-def verify(p: TileProgram) -> TileProgram:
+def verify(p: Program) -> Program:
     """The program itself, or InvalidTileProgram with every broken rule."""
     found = list(problems(p))
     if found:
