@@ -10,9 +10,9 @@ import torch
 from torch import Tensor
 
 from redfuser.algebra.nodes import Accumulator, Base, Derivation, Pass, Problem, Proof, Read, Stage
-from redfuser.index.expr import Apply, Cast, Const, DType, Expr, Fn, Part, Position, const, dtype_of, load, ref
+from redfuser.index.expr import Apply, Cast, DType, Expr, Fn, Part, Position, const, dtype_of, load, ref
 from redfuser.index.ints import Axis, Int, as_int
-from redfuser.index.nodes import Input, Output, Program, Reduce, Reducer
+from redfuser.index.nodes import Input, Program, Reduce, Reducer
 from redfuser.regions.nodes import Region, Result
 
 F32, I64, BOOL = DType.FLOAT32, DType.INT64, DType.BOOL
@@ -64,8 +64,15 @@ def axis(name: str, n: int | Int) -> Axis:
     return Axis(name, as_int(n))
 
 
-def acc(name: str, reducer: Reducer, element: Expr, correction: Expr | None, axes: tuple[Axis, ...], k: Axis | None = None,
-        dtype: DType | None = None) -> Accumulator:
+def acc(
+    name: str,
+    reducer: Reducer,
+    element: Expr,
+    correction: Expr | None,
+    axes: tuple[Axis, ...],
+    k: Axis | None = None,
+    dtype: DType | None = None,
+) -> Accumulator:
     return Accumulator(name, reducer, element, correction, axes, dtype or dtype_of(element), k, name, "")
 
 
@@ -83,7 +90,9 @@ def guarded(m: Expr) -> Expr:
     return where(infinite, const(0.0, F32), m)
 
 
-def softmax_steps(s: Expr, rows: tuple[Axis, ...], more: list[tuple[str, Expr, tuple[Axis, ...]]]) -> tuple[list, Expr, Expr]:
+def softmax_steps(
+    s: Expr, rows: tuple[Axis, ...], more: list[tuple[str, Expr, tuple[Axis, ...]]]
+) -> tuple[list, Expr, Expr]:
     """The steps of sums weighted by exp(s - max s)."""
     m, b, b_old = ref("m", F32), ref("b", F32), ref("b", F32, True)
     moved = exp(sub(b_old, b))
@@ -98,8 +107,20 @@ def softmax_steps(s: Expr, rows: tuple[Axis, ...], more: list[tuple[str, Expr, t
 
 
 def attention(
-    b: int = 2, h: int = 3, g: int = 1, i: int = 37, l: int = 53, c: int = 8, d: int = 5, mask: str = "", window: int = 7,
-    dtype: DType = F32, seed: int = 0, scale: float = 0.3, probabilities: bool = False, shared: bool = False,
+    b: int = 2,
+    h: int = 3,
+    g: int = 1,
+    i: int = 37,
+    l: int = 53,
+    c: int = 8,
+    d: int = 5,
+    mask: str = "",
+    window: int = 7,
+    dtype: DType = F32,
+    seed: int = 0,
+    scale: float = 0.3,
+    probabilities: bool = False,
+    shared: bool = False,
 ) -> Case:
     B, H, G, I, L, C, D = (axis(n, s) for n, s in zip("bhgilcd", (b, h, g, i, l, c, d), strict=True))
     q_in = Input("q", (axis("b", b), axis("hq", h * g), axis("i", i), axis("c", c)), dtype)
@@ -107,7 +128,9 @@ def attention(
     v_in = Input("v", (axis("b", b), axis("h", h), axis("l", l), axis("d", d)), dtype)
     formal = {n: axis(n, s) for n, s in zip("bhgil", (b, h, g, i, l), strict=True)}
     fb, fh, fg, fi, fl = formal.values()
-    qk = mul(Cast(load("q", at(fb, as_int(fh) * g + fg, fi, C), dtype), F32), Cast(load("k", at(fb, fh, fl, C), dtype), F32))
+    qk = mul(
+        Cast(load("q", at(fb, as_int(fh) * g + fg, fi, C), dtype), F32), Cast(load("k", at(fb, fh, fl, C), dtype), F32)
+    )
     if dtype is F32:
         qk = mul(load("q", at(fb, as_int(fh) * g + fg, fi, C), dtype), load("k", at(fb, fh, fl, C), dtype))
     producer = Reduce("s", (fb, fh, fg, fi, fl), (C,), Reducer.SUM, qk, F32)
@@ -142,12 +165,27 @@ def attention(
     z = ref("z", F32)
     safe = where(test(Fn.EQ, ref("m", F32), NINF), const(math.nan, F32), ap(Fn.DIV, ref("o", F32), z))
     d_ = derivation(problem, Pass(tuple(steps), (Read("m", m, None), Read("z", z, None), Read("o", safe, None))))
-    results = [Result("out", (as_int(b), as_int(h * g), as_int(i), as_int(d)), at(B, as_int(H) * g + G, I, D), (*rows, D),
-                      load("o", at(*rows, D), F32) if dtype is F32 else Cast(load("o", at(*rows, D), F32), dtype), dtype)]
+    results = [
+        Result(
+            "out",
+            (as_int(b), as_int(h * g), as_int(i), as_int(d)),
+            at(B, as_int(H) * g + G, I, D),
+            (*rows, D),
+            load("o", at(*rows, D), F32) if dtype is F32 else Cast(load("o", at(*rows, D), F32), dtype),
+            dtype,
+        )
+    ]
     if probabilities:
-        results.append(Result("w", at(b, h * g, i, l), at(B, as_int(H) * g + G, I, L), (*rows, L), ap(Fn.DIV, p, z_l), F32))
+        results.append(
+            Result("w", at(b, h * g, i, l), at(B, as_int(H) * g + G, I, L), (*rows, L), ap(Fn.DIV, p, z_l), F32)
+        )
     gen = torch.Generator().manual_seed(seed)
-    kinds = {F32: torch.float32, DType.BFLOAT16: torch.bfloat16, DType.FLOAT16: torch.float16, DType.FLOAT64: torch.float64}
+    kinds = {
+        F32: torch.float32,
+        DType.BFLOAT16: torch.bfloat16,
+        DType.FLOAT16: torch.float16,
+        DType.FLOAT64: torch.float64,
+    }
     make = lambda *n: torch.randn(*n, generator=gen).to(kinds[dtype])  # noqa: E731
     inputs = {"q": make(b, h * g, i, c), "k": make(b, h, l, c), "v": make(b, h, l, d)}
 
@@ -182,10 +220,18 @@ def softmax(n: int = 13, l: int = 41, seed: int = 1) -> Case:
     d = derivation(problem, Pass(tuple(steps), (Read("m", m_ref, None), Read("z", ref("z", F32), None))))
     body = ap(Fn.DIV, exp(sub(x, m)), z)
     # written transposed: the index of a result is any expression
-    results = [Result("w", at(n, l), at(I, L), (I, L), body, F32), Result("t", at(l * n), at(as_int(L) * n + I), (I, L), body, F32)]
+    results = [
+        Result("w", at(n, l), at(I, L), (I, L), body, F32),
+        Result("t", at(l * n), at(as_int(L) * n + I), (I, L), body, F32),
+    ]
     data = torch.randn(n, l, generator=torch.Generator().manual_seed(seed)) * 8
-    return Case(region([x_in], problem, results), d, {"x": data},
-                lambda v: [(w := torch.softmax(v["x"].double(), -1)), w.T.reshape(-1)], {})
+    return Case(
+        region([x_in], problem, results),
+        d,
+        {"x": data},
+        lambda v: [(w := torch.softmax(v["x"].double(), -1)), w.T.reshape(-1)],
+        {},
+    )
 
 
 def variance(n: int = 9, l: int = 45, offset: float = 1e3) -> Case:
@@ -194,8 +240,10 @@ def variance(n: int = 9, l: int = 45, offset: float = 1e3) -> Case:
     x = load("x", at(I, L), F32)
     mean = load("mean", at(I), F32)
     inv = const(1.0 / l, F32)
-    stages = (Stage("mean", Reducer.SUM, (I,), mul(x, inv), F32),
-              Stage("var", Reducer.SUM, (I,), mul(mul(sub(x, mean), sub(x, mean)), inv), F32))
+    stages = (
+        Stage("mean", Reducer.SUM, (I,), mul(x, inv), F32),
+        Stage("var", Reducer.SUM, (I,), mul(mul(sub(x, mean), sub(x, mean)), inv), F32),
+    )
     problem = Problem(L, stages)
     c, s = ref("c", F32), ref("s", F32)
     base = ref("base", F32)
@@ -207,7 +255,13 @@ def variance(n: int = 9, l: int = 45, offset: float = 1e3) -> Case:
         acc("s", Reducer.SUM, x, None, (I,)),
         Base("base", where(test(Fn.EQ, c, const(0.0, F32)), const(0.0, F32), ap(Fn.DIV, s, c)), (I,), F32, "mean"),
         acc("m1", Reducer.SUM, dx, add(old1, mul(delta, oldc)), (I,)),
-        acc("m2", Reducer.SUM, mul(dx, dx), add(add(old2, mul(const(2.0, F32), mul(delta, old1))), mul(mul(delta, delta), oldc)), (I,)),
+        acc(
+            "m2",
+            Reducer.SUM,
+            mul(dx, dx),
+            add(add(old2, mul(const(2.0, F32), mul(delta, old1))), mul(mul(delta, delta), oldc)),
+            (I,),
+        ),
     )
     m1, m2 = ref("m1", F32), ref("m2", F32)
     var = mul(sub(m2, ap(Fn.DIV, mul(m1, m1), c)), inv)
@@ -224,10 +278,15 @@ def two_passes(n: int = 9, l: int = 45) -> Case:
     mean, e = load("mean", at(I), F32), load("e", at(I), F32)
     inv = const(1.0 / l, F32)
     centred = exp(sub(x, mean))
-    problem = Problem(L, (Stage("mean", Reducer.SUM, (I,), mul(x, inv), F32), Stage("e", Reducer.SUM, (I,), centred, F32)))
+    problem = Problem(
+        L, (Stage("mean", Reducer.SUM, (I,), mul(x, inv), F32), Stage("e", Reducer.SUM, (I,), centred, F32))
+    )
     first = Pass((acc("total", Reducer.SUM, x, None, (I,)),), (Read("mean", mul(ref("total", F32), inv), None),))
     second = Pass((acc("grown", Reducer.SUM, centred, None, (I,)),), (Read("e", ref("grown", F32), None),))
-    results = [Result("e_out", at(n), at(I), (I,), e, F32), Result("y", at(n, l), at(I, L), (I, L), add(mul(centred, e), mean), F32)]
+    results = [
+        Result("e_out", at(n), at(I), (I,), e, F32),
+        Result("y", at(n, l), at(I, L), (I, L), add(mul(centred, e), mean), F32),
+    ]
     data = torch.randn(n, l, generator=torch.Generator().manual_seed(3))
 
     def expected(v: dict[str, Tensor]) -> list[Tensor]:
@@ -244,9 +303,19 @@ def top_k(n: int = 7, l: int = 61, k: int = 5, kind: str = "ties", dtype: DType 
     x_in, I, L = rows_input(n, l, dtype)
     K = axis("k", k)
     x = load("x", at(I, L), dtype)
-    problem = Problem(L, (Stage("best", Reducer.TOPK, (I,), x, dtype, K), Stage("top", Reducer.ARGMAX, (I,), x, dtype),
-                          Stage("low", Reducer.ARGMIN, (I,), x, dtype)))
-    steps = (acc("best", Reducer.TOPK, x, None, (I,), K), acc("top", Reducer.ARGMAX, x, None, (I,)), acc("low", Reducer.ARGMIN, x, None, (I,)))
+    problem = Problem(
+        L,
+        (
+            Stage("best", Reducer.TOPK, (I,), x, dtype, K),
+            Stage("top", Reducer.ARGMAX, (I,), x, dtype),
+            Stage("low", Reducer.ARGMIN, (I,), x, dtype),
+        ),
+    )
+    steps = (
+        acc("best", Reducer.TOPK, x, None, (I,), K),
+        acc("top", Reducer.ARGMAX, x, None, (I,)),
+        acc("low", Reducer.ARGMIN, x, None, (I,)),
+    )
     reads = tuple(Read(s, ref(s, dtype), ref(s, I64, part=Part.INDEX)) for s in ("best", "top", "low"))
     mine = axis("j", k)
     results = [
@@ -267,7 +336,13 @@ def top_k(n: int = 7, l: int = 61, k: int = 5, kind: str = "ties", dtype: DType 
 
     def expected(v: dict[str, Tensor]) -> list[Tensor]:
         values, order = torch.sort(v["x"], dim=-1, descending=True, stable=True)
-        return [values[:, :k].double() if dtype is F32 else values[:, :k], order[:, :k], order[:, 1], torch.argmax(v["x"], -1), torch.argmin(v["x"], -1)]
+        return [
+            values[:, :k].double() if dtype is F32 else values[:, :k],
+            order[:, :k],
+            order[:, 1],
+            torch.argmax(v["x"], -1),
+            torch.argmin(v["x"], -1),
+        ]
 
     return Case(region([x_in], problem, results), derivation(problem, Pass(steps, reads)), {"x": data}, expected, {})
 
@@ -316,8 +391,13 @@ def scaled_product(m: int = 19, k: int = 50, n: int = 23) -> Case:
     M, K, N = Axis("m", ms), Axis("k", ks), axis("n", n)
     x, w = load("x", at(M, K), F32), load("w", at(K, N), F32)
     q = load("q", at(M), F32)
-    problem = Problem(K, (Stage("q", Reducer.SUM, (M,), mul(x, x), F32),
-                          Stage("y", Reducer.SUM, (M, N), mul(mul(x, ap(Fn.RSQRT, q)), w), F32)))
+    problem = Problem(
+        K,
+        (
+            Stage("q", Reducer.SUM, (M,), mul(x, x), F32),
+            Stage("y", Reducer.SUM, (M, N), mul(mul(x, ap(Fn.RSQRT, q)), w), F32),
+        ),
+    )
     steps = (acc("q", Reducer.SUM, mul(x, x), None, (M,)), acc("y", Reducer.SUM, mul(x, w), None, (M, N)))
     reads = (Read("q", ref("q", F32), None), Read("y", mul(ref("y", F32), ap(Fn.RSQRT, ref("q", F32))), None))
     results = [Result("out", (ms, as_int(n)), at(M, N), (M, N), load("y", at(M, N), F32), F32)]
@@ -328,7 +408,13 @@ def scaled_product(m: int = 19, k: int = 50, n: int = 23) -> Case:
         x, w = v["x"].double(), v["w"].double()
         return [x / x.square().sum(-1, keepdim=True).sqrt() @ w]
 
-    return Case(region([x_in, w_in], problem, results), derivation(problem, Pass(steps, reads)), inputs, expected, {"m": m, "k": k})
+    return Case(
+        region([x_in, w_in], problem, results),
+        derivation(problem, Pass(steps, reads)),
+        inputs,
+        expected,
+        {"m": m, "k": k},
+    )
 
 
 def gathered(n: int = 8, l: int = 30, rows: int = 12) -> Case:
@@ -340,7 +426,9 @@ def gathered(n: int = 8, l: int = 30, rows: int = 12) -> Case:
     I, L = axis("i", n), axis("l", l)
     row = as_int(Gather(load("ids", at(I), I64), as_int(rows)))
     here = load("table", at(row, L), F32)
-    before = where(test(Fn.GE, Position(as_int(L)), const(3, I64)), load("table", at(row, as_int(L) - 3), F32), const(0.0, F32))
+    before = where(
+        test(Fn.GE, Position(as_int(L)), const(3, I64)), load("table", at(row, as_int(L) - 3), F32), const(0.0, F32)
+    )
     back = load("table", at(row, l - 1 - as_int(L)), F32)
     halves = load("table", at(as_int(I) // as_int(2), (as_int(L) * 7) % as_int(l)), F32)
     e = add(add(here, mul(before, back)), halves)

@@ -37,7 +37,7 @@ def check(case: cases.Case, schedule: Schedule, tolerance: float = 2e-6) -> None
 @pytest.mark.parametrize("schedule", SCHEDULES, ids=str)
 @pytest.mark.parametrize("mask", ["", "causal", "window", "prefix", "blocks", "rows"])
 def test_weighted_sum_with_masks(mask: str, schedule: Schedule) -> None:
-    size = dict(i=11, l=19) if schedule.tile == 1 else dict(i=37, l=53)
+    size = {"i": 11, "l": 19} if schedule.tile == 1 else {"i": 37, "l": 53}
     check(cases.attention(b=1, h=2, g=3, mask=mask, probabilities=True, **size), schedule)
 
 
@@ -72,7 +72,9 @@ def test_masked_nan_is_skipped_or_propagated_only_in_its_rows() -> None:
 
 
 @pytest.mark.parametrize("schedule", SCHEDULES, ids=str)
-@pytest.mark.parametrize("make", [cases.softmax, cases.two_passes, cases.scaled_product, cases.gathered, cases.reducers])
+@pytest.mark.parametrize(
+    "make", [cases.softmax, cases.two_passes, cases.scaled_product, cases.gathered, cases.reducers]
+)
 def test_cascades(make: Callable[[], cases.Case], schedule: Schedule) -> None:
     check(make(), schedule, 1e-5)
 
@@ -94,7 +96,9 @@ def test_integers(dtype: str, schedule: Schedule) -> None:
     check(cases.reducers(dtype=cases.DType(dtype)), schedule)
 
 
-@pytest.mark.parametrize("schedule", [Schedule(Strategy.SINGLE, 8, 16, 4), Schedule(Strategy.MULTI, 8, 16, 8, 3)], ids=str)
+@pytest.mark.parametrize(
+    "schedule", [Schedule(Strategy.SINGLE, 8, 16, 4), Schedule(Strategy.MULTI, 8, 16, 8, 3)], ids=str
+)
 def test_column_blocks(schedule: Schedule) -> None:
     check(cases.scaled_product(), schedule, 1e-5)
 

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from redfuser.index.expr import Expr, Ref, children, walk
-from redfuser.index.ints import ZERO, Axis, Int
+from redfuser.index.ints import Axis, Int, as_int
 from redfuser.tile.nodes import (
     Assign,
     Combine,
@@ -86,7 +86,10 @@ class Place:
         if any(True for i in index for _ in i.gathers()):
             return None
         plain = [sized(i) for i in index]
-        address = Linear.of(sum((i * step for i, step in zip(plain, t.stride(), strict=True)), ZERO) + t.storage_offset())
+        place = as_int(int(t.storage_offset()))
+        for i, step in zip(plain, t.stride(), strict=True):
+            place = place + i * step
+        address = Linear.of(place)
         if address is None:
             return None
         checked = []

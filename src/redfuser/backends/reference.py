@@ -19,7 +19,6 @@ from redfuser.backends.memory import Place, last_uses, read_once
 from redfuser.backends.torch_expr import TORCH, Owned, evaluate
 from redfuser.index.expr import Const, Ref
 from redfuser.index.ints import ZERO, Atom, Axis, FloorDiv, Gather, Int, Mod, Size, as_int, as_int_atom
-from redfuser.index.nodes import Reducer
 from redfuser.tile.nodes import (
     Assign,
     At,
@@ -36,6 +35,7 @@ from redfuser.tile.nodes import (
     Least,
     Loop,
     Map,
+    Program,
     Read,
     Reduce,
     Rename,
@@ -44,7 +44,6 @@ from redfuser.tile.nodes import (
     SelectMerge,
     Statement,
     Store,
-    Program,
     Up,
     outputs_of,
 )
@@ -53,7 +52,7 @@ BUDGET = 24 * 2**20
 
 
 def run(program: Program, inputs: Mapping[str, Tensor], sizes: Mapping[str, int]) -> list[Tensor]:
-    """The outputs of a tile program. ``inputs`` by name, with any strides; ``sizes`` of the symbolic lengths by name."""
+    """The outputs of a tile program. ``inputs`` by name, with any strides; ``sizes``: the symbolic lengths by name."""
     with torch.no_grad():
         tensors = {t.name: inputs[t.name].detach() for t in program.of(Kind.INPUT) if t.name in inputs}
         device = next((t.device for t in tensors.values()), torch.device("cpu"))
@@ -132,6 +131,7 @@ class _Execution:
         self.free: frozenset[str] = frozenset()
         self.once: dict[int, frozenset[str]] = {}
         self.ends = last_uses(k.body)
+        self.spans = {v.name: v.axes for s in _walk(k.body) for v in outputs_of(s)}
         self.places: dict[int, Place | None] = {}
         self.plans: dict[int, _DotPlan] = {}
 
@@ -193,8 +193,7 @@ class _Execution:
     # -- statements --------------------------------------------------------------------------------------------------
     def block(self, body: tuple[Statement, ...]) -> None:
         for s in body:
-            ends = self.ends[id(s)]
-            self.dying = ends
+            self.dying = ends = self.ends[id(s)]
             self.statement(s)
             for name in ends:
                 self.values.pop(name, None)
@@ -216,7 +215,8 @@ class _Execution:
             case Dot():
                 self.put(s.out.name, self.dot(s), True)
             case Reduce():
-                self.put(s.out.name, select.reduce(self.values[s.arg], self.dim[s.over], s.reducer, s.out.dtype), True)
+                x = select.reduce(self.values[s.arg], self.dim[s.over], s.reducer, s.out.dtype)
+                self.put(s.out.name, x, True)
             case Combine():
                 self.put(s.out.name, self.combine(s), True)
             case Select():
@@ -224,9 +224,10 @@ class _Execution:
                 found = select.best(self.values[s.arg], self.dim[s.over], self.range[s.over][0], s.reducer, k)
                 self.values[s.out.name], self.values[s.index.name] = found
             case SelectMerge():
-                a, b = (self.values[s.left], self.values[s.left_index]), (self.values[s.right], self.values[s.right_index])
+                left = self.values[s.left], self.values[s.left_index]
+                right = self.values[s.right], self.values[s.right_index]
                 k = None if s.k is None else (self.dim[s.k], self.size[s.k])
-                self.values[s.out.name], self.values[s.index.name] = select.merge(a, b, s.reducer, k)
+                self.values[s.out.name], self.values[s.index.name] = select.merge(left, right, s.reducer, k)
             case Rename():
                 x = self.values[s.arg]
                 for a, b in s.axes:
@@ -381,8 +382,8 @@ class _Execution:
         p = self.plans.get(id(s))
         if p is None:
             p = self.plans[id(s)] = self.dot_plan(s, left, right)
-        a = _matrix(left, p.batch, p.left, p.over, p.right)
-        b = _matrix(right, p.batch, p.over, p.right, p.left)
+        a = _matrix(left, p.batch, p.left, p.over)
+        b = _matrix(right, p.batch, p.over, p.right)
         shape = [left.shape[d] for d in p.batch] + [left.shape[d] for d in p.left] + [right.shape[d] for d in p.right]
         full = [*shape, *(1 for _ in range(self.rank - len(shape)))]
         if s.add is None:
@@ -390,13 +391,14 @@ class _Execution:
         add = self.values[s.add].to(dtype)
         target = [max(m, n) for m, n in zip(add.shape, [full[d] for d in p.back], strict=True)]
         order = (*p.batch, *p.left, *p.right)
-        c = add.expand(target).permute(*order, *(d for d in range(self.rank) if d not in order)).reshape(*a.shape[:2], b.shape[2])
+        rest = [d for d in range(self.rank) if d not in order]
+        c = add.expand(target).permute(*order, *rest).reshape(*a.shape[:2], b.shape[2])
         return torch.baddbmm(c, a, b).view(full).permute(p.back)
 
     def dot_plan(self, s: Dot, left: Tensor, right: Tensor) -> _DotPlan:
         over = tuple(self.dim[a] for a in s.over)
-        axes_l = {self.dim[a] for a in self.axes_of(s.left)} - set(over)
-        axes_r = {self.dim[a] for a in self.axes_of(s.right)} - set(over)
+        axes_l = {self.dim[a] for a in self.spans[s.left]} - set(over)
+        axes_r = {self.dim[a] for a in self.spans[s.right]} - set(over)
         batch = tuple(sorted(axes_l & axes_r))
         m, n = tuple(sorted(axes_l - axes_r)), tuple(sorted(axes_r - axes_l))
         order = [*batch, *m, *n]
@@ -404,13 +406,8 @@ class _Execution:
         back = tuple(order.index(d) for d in range(self.rank))
         return _DotPlan(batch, m, n, over, back)
 
-    def axes_of(self, name: str) -> frozenset[Axis]:
-        if not hasattr(self, "_axes"):
-            self._axes = {v.name: v.axes for s in _walk(self.kernel.body) for v in outputs_of(s)}
-        return self._axes[name]
 
-
-def _matrix(x: Tensor, batch: tuple[int, ...], rows: tuple[int, ...], columns: tuple[int, ...], gone: tuple[int, ...]) -> Tensor:
+def _matrix(x: Tensor, batch: tuple[int, ...], rows: tuple[int, ...], columns: tuple[int, ...]) -> Tensor:
     """x as (batch, rows, columns); the other dimensions have length 1."""
     order = (*batch, *rows, *columns)
     rest = [d for d in range(x.dim()) if d not in order]

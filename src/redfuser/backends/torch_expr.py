@@ -150,10 +150,8 @@ def _covers(a: Tensor, b: Tensor) -> bool:
 
 
 def _cast(x: Owned, dtype: torch.dtype) -> Owned:
-    a, own = x
-    if a.dtype is dtype:
-        return x
-    return a.to(dtype), True
+    a = x[0]
+    return x if a.dtype is dtype else (a.to(dtype), True)
 
 
 def _wide(dtype: torch.dtype) -> torch.dtype:

@@ -11,7 +11,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 
 from redfuser.algebra.nodes import Derivation
-from redfuser.index.expr import Apply, Cast, Expr, Load, dtype_of, free_axes, loads, walk
+from redfuser.index.expr import Apply, Cast, Expr, dtype_of, free_axes, loads, walk
 from redfuser.index.ints import Axis, Int, as_int
 from redfuser.index.nodes import Reducer
 from redfuser.regions.nodes import Region
@@ -82,7 +82,9 @@ def cost(region: Region, sizes: Mapping[str, int]) -> Cost:
                 saved += elements * p.dtype.bytes
                 operations += 2 * elements * n.count(p.over)
     used = {x.source for s in region.problem.stages for x in loads(s.body)}
-    used |= {x.source for p in region.producers for x in loads(p.body)} | {x.source for r in region.results for x in loads(r.body)}
+    used |= {x.source for p in region.producers for x in loads(p.body)} | {
+        x.source for r in region.results for x in loads(r.body)
+    }
     read = sum(n.count(i.axes) * i.dtype.bytes for i in region.program.inputs if i.name in used)
     written = 0
     for r in region.results:
@@ -114,13 +116,24 @@ def choose(
     length = _Lengths(sizes).count([region.problem.axis])
     why = "the option strategy says so" if strategy is not None else f"fusing saves {_bytes(c.saved)} of intermediates"
     if strategy is None:
-        strategy = Strategy.MULTI if segments > 1 else Strategy.WHOLE if length <= LONGEST_WHOLE and not tile else Strategy.SINGLE
+        strategy = (
+            Strategy.MULTI
+            if segments > 1
+            else Strategy.WHOLE
+            if length <= LONGEST_WHOLE and not tile
+            else Strategy.SINGLE
+        )
         why += f"; {region.problem.axis.name} has {length} positions"
     return Decision(strategy, schedule(region, derivation, strategy, sizes, tile, segments), c, why)
 
 
 def schedule(
-    region: Region, derivation: Derivation, strategy: Strategy, sizes: Mapping[str, int], tile: int = 0, segments: int = 0
+    region: Region,
+    derivation: Derivation,
+    strategy: Strategy,
+    sizes: Mapping[str, int],
+    tile: int = 0,
+    segments: int = 0,
 ) -> Schedule:
     """Block sizes for a strategy: tiles of about TILE_ELEMENTS, states of at most STATE_ELEMENTS."""
     n = _Lengths(sizes)

@@ -24,6 +24,7 @@ from redfuser.tile.nodes import (
     Least,
     Loop,
     Map,
+    Program,
     Read,
     Reduce,
     Rename,
@@ -32,7 +33,6 @@ from redfuser.tile.nodes import (
     Statement,
     Store,
     TileAxis,
-    Program,
     Up,
     Value,
 )
