@@ -1,1 +1,42 @@
-"""redfuser: proves that chains of dependent reductions in plain PyTorch functions fuse into one pass, and fuses them."""
+"""Proves that chains of dependent reductions in plain PyTorch functions fuse into one pass, and fuses them.
+
+    import redfuser
+    attention = redfuser.fuse(attention)          # called like the original
+    print(redfuser.explain(attention, q, k, v))   # the proof, the loop, what was refused
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+__version__ = "0.1.0"
+
+_LAZY = {
+    "fuse": "api", "analyze": "api", "explain": "api", "assert_fused": "api", "Fused": "api", "Explanation": "api",
+    "options": "settings", "Options": "settings",
+    "Analysis": "analysis", "Cascade": "analysis", "Reduction": "analysis", "Refusal": "analysis",
+    "RefusalKind": "analysis", "Treatment": "analysis",
+}  # fmt: skip
+__all__ = [*_LAZY, "errors", "__version__"]
+
+if TYPE_CHECKING:
+    from redfuser import errors as errors
+    from redfuser.analysis import Analysis, Cascade, Reduction, Refusal, RefusalKind, Treatment
+    from redfuser.api import Explanation, Fused, analyze, assert_fused, explain, fuse
+    from redfuser.settings import Options, options
+
+
+def __getattr__(name: str) -> Any:
+    import importlib
+
+    if name in _LAZY:
+        value = getattr(importlib.import_module(f"redfuser.{_LAZY[name]}"), name)
+        globals()[name] = value
+        return value
+    if name == "errors":
+        return importlib.import_module("redfuser.errors")
+    raise AttributeError(f"module 'redfuser' has no attribute {name!r}")
+
+
+def __dir__() -> list[str]:
+    return __all__

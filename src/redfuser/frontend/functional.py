@@ -1,0 +1,123 @@
+"""Dynamo's graph as a functional ATen graph with the same calling convention, before autograd."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+import torch.fx as fx
+from torch._functorch.aot_autograd import aot_export_module
+from torch.amp import autocast_mode
+
+aten = torch.ops.aten
+
+
+def _enter_autocast(device: str, dtype: torch.dtype | None, enabled: bool, cache: bool) -> torch.amp.autocast:
+    context = torch.amp.autocast(device, dtype=dtype, enabled=enabled, cache_enabled=cache)
+    context.__enter__()
+    return context
+
+
+def _exit_autocast(context: torch.amp.autocast) -> None:
+    context.__exit__(None, None, None)
+
+
+def functional(gm: fx.GraphModule, example_inputs: Sequence[object]) -> fx.GraphModule:
+    """A functional ATen graph that takes ``gm``'s inputs and gives its outputs, composite operations kept whole.
+
+    Mutations of inputs are written back at the end with ``copy_``. Every node keeps the user's stack trace and, through
+    ``from_node``, the user's variable names. Nothing is computed on data.
+    """
+    source = _with_applied_autocast(gm)
+    exported, signature = aot_export_module(source, list(example_inputs), trace_joint=False, pre_dispatch=True)
+    graph = exported.graph
+    placeholders = [n for n in graph.nodes if n.op == "placeholder"]
+    originals = [n for n in gm.graph.nodes if n.op == "placeholder"]
+    # parameters and buffers that the module owns come first as inputs of the exported graph
+    owned = [*signature.parameters, *signature.buffers]
+    for node, name in zip(placeholders, [*owned, *(o.name for o in originals)], strict=True):
+        node.meta["user_name"] = name
+    _reapply_mutations(graph, signature)
+    _expand_copies(graph)
+    for node, name in zip(placeholders, owned, strict=False):
+        _to_attribute(graph, node, name)
+        _install(exported, name, _lookup(gm, name))
+    exported.recompile()
+    return exported
+
+
+def _with_applied_autocast(gm: fx.GraphModule) -> fx.GraphModule:
+    """Pre-dispatch tracing records autocast regions without applying them; plain functions are traced through."""
+    retarget = {autocast_mode._enter_autocast: _enter_autocast, autocast_mode._exit_autocast: _exit_autocast}
+    if not any(n.target in retarget for n in gm.graph.nodes if n.op == "call_function"):
+        return gm
+    out = fx.GraphModule(gm, copy.deepcopy(gm.graph))
+    out.meta = gm.meta
+    for n in out.graph.nodes:
+        if n.op == "call_function" and n.target in retarget:
+            n.target = retarget[n.target]
+    out.recompile()
+    return out
+
+
+def _reapply_mutations(graph: fx.Graph, signature: Any) -> None:
+    mutated = {**signature.buffers_to_mutate, **signature.user_inputs_to_mutate}
+    output = next(n for n in graph.nodes if n.op == "output")
+    results = list(output.args[0])
+    inputs = {n.name: n for n in graph.nodes if n.op == "placeholder"}
+    owned = {b: p for p, b in signature.inputs_to_buffers.items()}
+    with graph.inserting_before(output):
+        for value, target in zip(results, mutated.values(), strict=False):
+            graph.call_function(aten.copy_.default, (inputs[owned.get(target, target)], value))
+    output.args = (tuple(results[len(mutated) :]),)
+
+
+def _expand_copies(graph: fx.Graph) -> None:
+    """``aten.copy`` has no derivative: copy(dst, src) is src cast to dst's dtype and expanded to its shape."""
+    for n in list(graph.nodes):
+        if n.target is not aten.copy.default:
+            continue
+        dst, src = n.args[:2]
+        like, value = dst.meta["val"], src.meta["val"]
+        with graph.inserting_before(n):
+            new = src
+            if value.dtype != like.dtype:
+                new = graph.call_function(aten._to_copy.default, (new,), {"dtype": like.dtype})
+                new.meta = {**n.meta, "val": value.to(like.dtype)}
+            if value.shape != like.shape:
+                new = graph.call_function(aten.expand_as.default, (new, dst))
+                new.meta = dict(n.meta)
+        n.replace_all_uses_with(new)
+        graph.erase_node(n)
+
+
+def _to_attribute(graph: fx.Graph, node: fx.Node, name: str) -> None:
+    with graph.inserting_before(node):
+        attribute = graph.get_attr(name)
+        attribute.meta = dict(node.meta)
+    node.replace_all_uses_with(attribute)
+    graph.erase_node(node)
+
+
+def _lookup(gm: torch.nn.Module, name: str) -> object:
+    found: object = gm
+    for part in name.split("."):
+        found = getattr(found, part)
+    return found
+
+
+def _install(gm: torch.nn.Module, name: str, value: object) -> None:
+    *path, last = name.split(".")
+    owner: torch.nn.Module = gm
+    for part in path:
+        child = getattr(owner, part, None)
+        if not isinstance(child, torch.nn.Module):
+            child = torch.nn.Module()
+            owner.add_module(part, child)
+        owner = child
+    if isinstance(value, torch.nn.Parameter):
+        owner.register_parameter(last, value)
+    elif isinstance(value, torch.Tensor):
+        owner.register_buffer(last, value)

@@ -1,0 +1,404 @@
+"""From a functional ATen graph to an index program.
+
+Every tensor is a function from an index to an expression, so views and elementwise operations vanish into the bodies of
+the reductions that read them. Only reductions, and a map for every output, become definitions.
+"""
+
+from __future__ import annotations
+
+import operator
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+import torch.fx as fx
+from torch.utils import _pytree as pytree
+
+from redfuser.frontend.decompose import decomposed
+from redfuser.frontend.ops import OPS, Call
+from redfuser.frontend.ops.registry import Body, Result
+from redfuser.frontend.origins import identifier, name_of, origin_of, where_of
+from redfuser.frontend.values import Arg, NotCovered, Scalar, Value, dtype_from_torch, int_from_torch
+from redfuser.index.build import apply, cast, exactly
+from redfuser.index.expr import DType, Expr, Fn, Part, const, load, position
+from redfuser.index.ints import ZERO, Axis, Int, as_int
+from redfuser.index.nodes import Definition, Input, Map, Origin, Output, Program, Reduce, Reducer
+from redfuser.index.refusals import Refusal, RefusalKind
+from redfuser.index.verify import verify
+
+_KEPT = ("a", "b", "h", "i", "j")
+_FEW = {1: ["i"], 3: ["b", "i", "j"]}
+_OVER = ("l", "r", "t", "u", "v")
+_SILENT = {"_assert_tensor_metadata", "_assert_scalar", "_assert_async", "sym_constrain_range", "copy_"}
+
+
+@dataclass(frozen=True)
+class Lowered:
+    """A graph and its index program. ``node_of`` tells which node made a definition, ``input_nodes`` which an input."""
+
+    graph: fx.GraphModule
+    program: Program
+    refusals: tuple[Refusal, ...]
+    node_of: dict[str, fx.Node]
+    input_nodes: dict[str, fx.Node]
+    output_nodes: tuple[fx.Node, ...]
+
+
+def lower(gm: fx.GraphModule) -> Lowered:
+    """The index program of a functional graph whose nodes carry ``meta['val']``. No data is read.
+
+    An operation that is not covered becomes an input of the program, with a refusal that names it.
+    """
+    driver = Driver(gm)
+    outputs: list[fx.Node] = []
+    for node in gm.graph.nodes:
+        if node.op == "output":
+            outputs = [n for n in pytree.tree_leaves(node.args) if isinstance(n, fx.Node)]
+        else:
+            driver.visit(node)
+    kept = [n for n in outputs if isinstance(driver.env.get(n), Value)]
+    for n in kept:
+        driver.output(n)
+    program = verify(_pruned(driver.inputs, driver.definitions, driver.outputs))
+    inputs = {i.name: driver.input_nodes[i.name] for i in program.inputs}
+    return Lowered(gm, program, tuple(driver.refusals), driver.node_of, inputs, tuple(kept))
+
+
+def _pruned(inputs: list[Input], definitions: list[Definition], outputs: list[Output]) -> Program:
+    """What the outputs need."""
+    from redfuser.index.expr import loads
+    from redfuser.index.ints import Gather  # noqa: F401  (loads sees through gathered indices)
+
+    needed = {o.value for o in outputs}
+    kept: list[Definition] = []
+    for d in reversed(definitions):
+        if d.name in needed:
+            kept.append(d)
+            needed |= {x.source for x in loads(d.body)}
+    return Program(tuple(i for i in inputs if i.name in needed), tuple(reversed(kept)), tuple(outputs))
+
+
+@dataclass
+class Driver:
+    """Walks the graph; the ``Lowering`` that operations see."""
+
+    gm: fx.GraphModule
+    inputs: list[Input] = field(default_factory=list)
+    definitions: list[Definition] = field(default_factory=list)
+    outputs: list[Output] = field(default_factory=list)
+    refusals: list[Refusal] = field(default_factory=list)
+    env: dict[fx.Node, Any] = field(default_factory=dict)
+    node_of: dict[str, fx.Node] = field(default_factory=dict)
+    input_nodes: dict[str, fx.Node] = field(default_factory=dict)
+    names: set[str] = field(default_factory=set)
+    current: fx.Node | None = None
+
+    # -- nodes ------------------------------------------------------------------------------------------------------
+    def visit(self, node: fx.Node) -> None:
+        self.current = node
+        if node.op in ("placeholder", "get_attr"):
+            self.env[node] = self._given(node)
+        elif node.op == "call_function":
+            self.env[node] = self._called(node)
+        else:
+            raise NotCovered(f"{node.op} in a functional graph")
+
+    def _given(self, node: fx.Node) -> Any:
+        value = node.meta.get("val")
+        if value is None and node.op == "get_attr":
+            value = _attribute(self.gm, str(node.target))
+        match value:
+            case torch.Tensor():
+                try:
+                    return self._input(node, value, name_of(node))
+                except NotCovered as why:
+                    self._refuse(node, str(why))
+                    return None
+            case bool() | int() | float():
+                return value
+            case torch.SymInt():
+                return int_from_torch(value)
+            case torch.SymFloat():
+                return self._scalar_input(node)
+            case _:
+                return None
+
+    def _input(self, node: fx.Node, value: torch.Tensor, name: str) -> Value:
+        unique = self._unique(name)
+        shape = tuple(int_from_torch(n) for n in value.shape)
+        axes = _axes(shape, _KEPT)
+        dtype = dtype_from_torch(value.dtype)
+        self.inputs.append(Input(unique, axes, dtype, origin_of(node)))
+        self.input_nodes[unique] = node
+        return Value(shape, dtype, lambda ix: load(unique, ix, dtype))
+
+    def _scalar_input(self, node: fx.Node) -> Expr:
+        unique = self._unique(name_of(node))
+        self.inputs.append(Input(unique, (), DType.FLOAT64, origin_of(node)))
+        self.input_nodes[unique] = node
+        return load(unique, (), DType.FLOAT64)
+
+    def _called(self, node: fx.Node) -> Any:
+        if node.target is operator.getitem:
+            source = self.env[node.args[0]]  # type: ignore[index]
+            if isinstance(source, list):
+                item = source[node.args[1]]  # type: ignore[index]
+                return item if item is not None else self._opaque_one(node)
+            return self._opaque_one(node) if source is None else source
+        value = node.meta.get("val")
+        if not isinstance(node.target, torch._ops.OpOverload) or not _tensors(value):
+            return self._scalar(node, value)
+        op, overload = _op_name(node.target)
+        if op in _SILENT:
+            return None
+        try:
+            return self.operation(node)
+        except NotCovered as why:
+            return self._opaque(node, str(why))
+
+    def operation(self, node: fx.Node) -> Result:
+        """One ATen operation: its own lowering, else that of its decomposition."""
+        assert isinstance(node.target, torch._ops.OpOverload)
+        op, overload = _op_name(node.target)
+        handler = OPS.get(f"{op}.{overload}") or OPS.get(op)
+        reason = f"{op} is not covered"
+        if handler is not None and node.target.namespace in ("aten", "prims"):
+            before = len(self.inputs), len(self.definitions), set(self.names)
+            try:
+                return handler(self, self._call(node, op, overload))
+            except NotCovered as why:
+                reason = str(why)
+                del self.inputs[before[0] :], self.definitions[before[1] :]
+                self.names = before[2]
+        sub = decomposed(node)
+        if sub is None:
+            raise NotCovered(reason)
+        return self._inlined(node, sub)
+
+    def _inlined(self, node: fx.Node, sub: fx.GraphModule) -> Result:
+        """The nodes of a decomposition, as if they stood in the graph in place of the node."""
+        tensors = node.all_input_nodes
+        places = [n for n in sub.graph.nodes if n.op == "placeholder"]
+        inner = {p: self.env[t] for p, t in zip(places, tensors, strict=True)}
+        outer, self.env = self.env, {**self.env, **inner}
+        before = len(self.definitions), len(self.inputs), set(self.names)
+        try:
+            for n in sub.graph.nodes:
+                if n.op == "call_function":
+                    n.meta = {**n.meta, **{k: node.meta[k] for k in ("stack_trace", "from_node") if k in node.meta}}
+                    value = n.meta.get("val")
+                    if n.target is operator.getitem:
+                        self.env[n] = self.env[n.args[0]][n.args[1]]
+                    elif isinstance(n.target, torch._ops.OpOverload) and _tensors(value):
+                        self.env[n] = self.operation(n)
+                    else:
+                        self.env[n] = self._scalar(n, value)
+                elif n.op == "get_attr":
+                    raise NotCovered(f"{node.target} needs a constant tensor")
+                elif n.op == "output":
+                    out = n.args[0]
+            found = [self.env[x] if isinstance(x, fx.Node) else x for x in _list(out)]
+        except NotCovered:
+            del self.definitions[before[0] :], self.inputs[before[1] :]
+            self.names = before[2]
+            raise
+        finally:
+            self.env = outer
+        return found if isinstance(out, list | tuple) else found[0]
+
+    def _call(self, node: fx.Node, op: str, overload: str) -> Call:
+        schema = node.target._schema  # type: ignore[union-attr]
+        args: dict[str, Arg] = {}
+        for n, a in enumerate(schema.arguments):
+            if n < len(node.args):
+                args[a.name] = self._argument(node.args[n])
+            elif a.name in node.kwargs:
+                args[a.name] = self._argument(node.kwargs[a.name])
+            elif a.has_default_value():
+                args[a.name] = a.default_value
+        return Call(node, op, overload, args, node.meta.get("val"))
+
+    def _argument(self, x: object) -> Any:
+        match x:
+            case fx.Node():
+                found = self.env.get(x)
+                if found is None:
+                    raise NotCovered(f"{x.name} has no value here")
+                return found
+            case list() | tuple():
+                return [self._argument(y) for y in x]
+            case torch.SymInt():
+                return int_from_torch(x)
+            case _:
+                return x
+
+    # -- numbers ----------------------------------------------------------------------------------------------------
+    def _scalar(self, node: fx.Node, value: object) -> Any:
+        """Arithmetic on Python numbers, symbolic sizes and elements read with ``item``."""
+        match value:
+            case bool() | int() | float():
+                return value
+            case torch.SymInt():
+                try:
+                    return int_from_torch(value)
+                except NotCovered:
+                    return None
+            case torch.SymFloat():
+                return self._scalar_float(node)
+            case _:
+                return None
+
+    def _scalar_float(self, node: fx.Node) -> Expr | None:
+        if isinstance(node.target, torch._ops.OpOverload) and _op_name(node.target)[0] in ("item", "_local_scalar_dense"):
+            source = self.env.get(node.args[0])  # type: ignore[arg-type]
+            return cast(source(()), DType.FLOAT64) if isinstance(source, Value) else None
+        fn = _SCALAR.get(getattr(node.target, "__name__", "").strip("_").removeprefix("sym_"))
+        try:
+            args = tuple(_float(self._argument(a)) for a in node.args)
+        except NotCovered:
+            return None
+        return None if fn is None else apply(fn, args, DType.FLOAT64)
+
+    # -- definitions ------------------------------------------------------------------------------------------------
+    def reduce(
+        self, reducer: Reducer, kept: Sequence[Int], over: Sequence[Int], body: Body, dtype: DType, role: str = ""
+    ) -> Value:
+        rows, places = _dropped(kept, _KEPT)
+        cols, inner = _dropped(over, _OVER)
+        if not cols:
+            zeros = tuple(ZERO for _ in over)
+            return Value(kept, dtype, lambda ix: body(ix, zeros))
+        element = body(_at(rows, places, len(kept)), _at(cols, inner, len(over)))
+        name = self._define(lambda n, o: Reduce(n, rows, cols, reducer, element, dtype, o), role)
+        return Value(kept, dtype, lambda ix: load(name, tuple(ix[p] for p in places), dtype))
+
+    def select(
+        self, reducer: Reducer, kept: Sequence[Int], over: Int, body: Body, dtype: DType, k: Int | None, role: str = ""
+    ) -> tuple[Value, Value]:
+        rows, places = _dropped(kept, _KEPT)
+        axis, slots = Axis("l", over), None if k is None else Axis("k", k)
+        element = body(_at(rows, places, len(kept)), (as_int(axis),))
+        name = self._define(lambda n, o: Reduce(n, rows, (axis,), reducer, element, dtype, o, slots), role)
+        shape = [*kept, k] if k is not None else list(kept)
+        read = [*places, len(kept)] if k is not None else places
+
+        def part(which: Part, d: DType) -> Value:
+            return Value(shape, d, lambda ix: load(name, tuple(ix[p] for p in read), d, which))
+
+        return part(Part.VALUE, dtype), part(Part.INDEX, DType.INT64)
+
+    def _define(self, make: Callable[[str, Origin], Definition], role: str) -> str:
+        node = self.current
+        assert node is not None
+        base = name_of(node)
+        name = self._unique(f"{base}_{role}" if role else base)
+        self.definitions.append(make(name, origin_of(node)))
+        self.node_of[name] = node
+        return name
+
+    def output(self, node: fx.Node) -> None:
+        value: Value = self.env[node]
+        axes = _axes(value.shape, _KEPT)
+        index = tuple(ZERO if a.size.value == 1 else as_int(a) for a in axes)
+        base = name_of(node)
+        name = self._unique(f"{base}_out" if base in self.names else base)
+        body = exactly(value(index), value.dtype)
+        self.definitions.append(Map(name, axes, body, value.dtype, origin_of(node)))
+        self.node_of[name] = node
+        self.outputs.append(Output(name))
+
+    def _unique(self, text: str) -> str:
+        base = name = identifier(text)
+        n = 2
+        while name in self.names:
+            name, n = f"{base}_{n}", n + 1
+        self.names.add(name)
+        return name
+
+    # -- what is not covered ----------------------------------------------------------------------------------------
+    def _opaque(self, node: fx.Node, why: str) -> Any:
+        self._refuse(node, why)
+        value = node.meta.get("val")
+        if isinstance(value, torch.Tensor):
+            return self._opaque_one(node)
+        return None
+
+    def _opaque_one(self, node: fx.Node) -> Any:
+        """The result of an operation that is not covered: an input of the program, as if the caller had given it."""
+        value = node.meta.get("val")
+        if not isinstance(value, torch.Tensor):
+            return None
+        try:
+            return self._input(node, value, name_of(node))
+        except NotCovered:
+            return None
+
+    def _refuse(self, node: fx.Node, why: str) -> None:
+        op = str(node.target).removeprefix("aten.")
+        hint = "what comes before and after it still fuses; write it with covered operations to fuse across it"
+        self.refusals.append(Refusal(f"{name_of(node)} ({op})", RefusalKind.OPAQUE_OP, why, hint, where_of(node)))
+
+
+_SCALAR = {
+    "add": Fn.ADD, "sub": Fn.SUB, "mul": Fn.MUL, "truediv": Fn.DIV, "neg": Fn.NEG, "pow": Fn.POW, "sqrt": Fn.SQRT,
+    "rsqrt": Fn.RSQRT, "exp": Fn.EXP, "log": Fn.LOG,
+}  # fmt: skip
+
+
+def _float(x: Scalar) -> Expr:
+    match x:
+        case bool() | int() | float():
+            return const(float(x), DType.FLOAT64)
+        case Int():
+            return cast(position(x), DType.FLOAT64)
+        case Value():
+            raise NotCovered("a tensor where a number is expected")
+        case _:
+            return cast(x, DType.FLOAT64)
+
+
+def _op_name(target: torch._ops.OpOverload) -> tuple[str, str]:
+    return target._schema.name.split("::")[1], target._overloadname
+
+
+def _tensors(value: object) -> bool:
+    return any(isinstance(v, torch.Tensor) for v in pytree.tree_leaves(value))
+
+
+def _list(x: Any) -> list[Any]:
+    return list(x) if isinstance(x, list | tuple) else [x]
+
+
+def _attribute(gm: fx.GraphModule, name: str) -> object:
+    found: object = gm
+    for part in name.split("."):
+        found = getattr(found, part, None)
+    return found
+
+
+def axis_names(n: int, pool: tuple[str, ...]) -> list[str]:
+    """Short names, the innermost ones always the same: ``b h i j`` for four kept axes."""
+    if n in _FEW:
+        return _FEW[n]
+    return [f"{pool[0]}{x}" for x in range(n - len(pool))] + list(pool[max(len(pool) - n, 0) :])
+
+
+def _axes(shape: Sequence[Int], pool: tuple[str, ...]) -> tuple[Axis, ...]:
+    names = axis_names(len(shape), pool) if pool is _KEPT else [pool[min(n, len(pool) - 1)] for n in range(len(shape))]
+    return tuple(Axis(n, s) for n, s in zip(names, shape, strict=True))
+
+
+def _dropped(sizes: Sequence[Int], pool: tuple[str, ...]) -> tuple[tuple[Axis, ...], list[int]]:
+    """Axes for the dimensions whose length is not 1, and which dimensions those are."""
+    places = [n for n, s in enumerate(sizes) if s.value != 1]
+    return _axes([sizes[p] for p in places], pool), places
+
+
+def _at(axes: tuple[Axis, ...], places: list[int], rank: int) -> tuple[Int, ...]:
+    out = [ZERO] * rank
+    for a, p in zip(axes, places, strict=True):
+        out[p] = as_int(a)
+    return tuple(out)
+
+

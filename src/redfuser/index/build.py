@@ -1,0 +1,241 @@
+"""Building expressions with the obvious simplifications: constants fold, index arithmetic stays index arithmetic."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+
+from redfuser.index.expr import (
+    COMPARISONS,
+    LOGIC,
+    Apply,
+    Cast,
+    Const,
+    DType,
+    Expr,
+    Fn,
+    Position,
+    const,
+    dtype_of,
+    position,
+)
+from redfuser.index.ints import Gather, Int, as_int, floordiv, less, mod
+
+TRUE, FALSE = const(True, DType.BOOL), const(False, DType.BOOL)
+_WIDE = (DType.INT64, DType.INT32)
+
+_FLOAT_FOLDS: dict[Fn, Callable[..., float]] = {
+    Fn.ADD: lambda a, b: a + b,
+    Fn.SUB: lambda a, b: a - b,
+    Fn.MUL: lambda a, b: a * b,
+    Fn.NEG: lambda a: -a,
+    Fn.SQRT: lambda a: math.sqrt(a) if a >= 0 else math.nan,
+}
+
+
+def index_of(e: Expr) -> Int | None:
+    """The integer expression that an int64 value is, when it depends on no data."""
+    match e:
+        case Position():
+            return e.index
+        case Const(value=v, dtype=DType.INT64 | DType.INT32) if not isinstance(v, bool):
+            return as_int(int(v))
+        case _:
+            return None
+
+
+def as_index(e: Expr, bound: Int) -> Int:
+    """A value used as an index into an axis of length ``bound``: data-dependent where it must be."""
+    known = index_of(e)
+    return known if known is not None else as_int(Gather(e, bound))
+
+
+def cast(e: Expr, dtype: DType) -> Expr:
+    """A conversion. Widening a float is exact and stays implicit, since arithmetic on it is done in the wider type."""
+    source = dtype_of(e)
+    if source is dtype:
+        return e
+    if isinstance(e, Const):
+        folded = _cast_const(e, dtype)
+        if folded is not None:
+            return folded
+    if isinstance(e, Position) and dtype is DType.INT32:
+        return e
+    if source.is_float and dtype.is_float and _widens(source, dtype):
+        return e
+    return Cast(e, dtype)
+
+
+def exactly(e: Expr, dtype: DType) -> Expr:
+    """The same value as an expression whose dtype is ``dtype``: what a stored value must be."""
+    return e if dtype_of(e) is dtype else Cast(e, dtype)
+
+
+def _widens(a: DType, b: DType) -> bool:
+    if b is DType.FLOAT64:
+        return True
+    return b is DType.FLOAT32 and a.bytes < 4
+
+
+def _cast_const(c: Const, dtype: DType) -> Const | None:
+    v = c.value
+    if dtype in (DType.FLOAT32, DType.FLOAT64) or (dtype.is_float and (v == 0 or math.isinf(v) or v == 1)):
+        return const(float(v), dtype)
+    if dtype is DType.BOOL:
+        return const(bool(v), dtype)
+    if dtype in _WIDE and math.isfinite(v):
+        return const(int(v), dtype)
+    return None
+
+
+def apply(fn: Fn, args: tuple[Expr, ...], dtype: DType) -> Expr:
+    """``Apply`` with folding. Only identities that hold for every value, NaN and infinities included, are used."""
+    if fn in COMPARISONS or (fn in LOGIC and dtype is DType.BOOL):
+        folded = _fold_logic(fn, args)
+    elif fn is Fn.WHERE:
+        folded = _fold_where(args)
+    elif dtype in _WIDE:
+        folded = _fold_int(fn, args)
+    elif dtype in (DType.FLOAT32, DType.FLOAT64):
+        folded = _fold_float(fn, args, dtype)
+    else:
+        folded = None
+    return Apply(fn, args, dtype) if folded is None else folded
+
+
+def _fold_int(fn: Fn, args: tuple[Expr, ...]) -> Expr | None:
+    found = [index_of(a) for a in args]
+    ints = [i for i in found if i is not None]
+    if len(ints) != len(args):
+        return None
+    match fn, ints:
+        case Fn.ADD, [a, b]:
+            return position(a + b)
+        case Fn.SUB, [a, b]:
+            return position(a - b)
+        case Fn.MUL, [a, b]:
+            return position(a * b)
+        case Fn.NEG, [a]:
+            return position(-a)
+        case Fn.FLOORDIV, [a, b] if (b.value or 0) > 0:
+            return position(floordiv(a, b))
+        case Fn.REMAINDER, [a, b] if (b.value or 0) > 0:
+            return position(mod(a, b))
+        case _:
+            return None
+
+
+def _fold_float(fn: Fn, args: tuple[Expr, ...], dtype: DType) -> Expr | None:
+    values = [a.value for a in args if isinstance(a, Const)]
+    if len(values) == len(args) and fn in _FLOAT_FOLDS:
+        return const(_FLOAT_FOLDS[fn](*(float(v) for v in values)), dtype)
+    if fn in (Fn.MUL, Fn.DIV) and _is(args[1], 1.0):
+        return args[0]
+    if fn is Fn.MUL and _is(args[0], 1.0):
+        return args[1]
+    if fn in (Fn.ADD, Fn.SUB) and _is(args[1], 0.0):
+        return args[0]
+    if fn is Fn.ADD and _is(args[0], 0.0):
+        return args[1]
+    if fn is Fn.POW and isinstance(args[1], Const):
+        return _fold_power(args[0], float(args[1].value), dtype)
+    return None
+
+
+def _fold_power(base: Expr, n: float, dtype: DType) -> Expr | None:
+    if n == 1:
+        return base
+    if n == 2:
+        return Apply(Fn.MUL, (base, base), dtype)
+    if n == 0.5:
+        return Apply(Fn.SQRT, (base,), dtype)
+    if n == -0.5:
+        return Apply(Fn.RSQRT, (base,), dtype)
+    if n == -1:
+        return Apply(Fn.DIV, (const(1.0, dtype), base), dtype)
+    return None
+
+
+def _is(e: Expr, value: float) -> bool:
+    return isinstance(e, Const) and e.value == value and not isinstance(e.value, bool)
+
+
+def _fold_where(args: tuple[Expr, ...]) -> Expr | None:
+    condition, yes, no = args
+    if condition is TRUE or yes is no:
+        return yes
+    return no if condition is FALSE else None
+
+
+def _fold_logic(fn: Fn, args: tuple[Expr, ...]) -> Expr | None:
+    match fn:
+        case Fn.AND | Fn.OR:
+            stop, neutral = (FALSE, TRUE) if fn is Fn.AND else (TRUE, FALSE)
+            a, b = args
+            if stop in (a, b):
+                return stop
+            if a is b or b is neutral:
+                return a
+            return b if a is neutral else None
+        case Fn.NOT:
+            (a,) = args
+            if isinstance(a, Const):
+                return const(not a.value, DType.BOOL)
+            return a.args[0] if isinstance(a, Apply) and a.fn is Fn.NOT else None
+        case Fn.XOR:
+            return None
+        case _:
+            return _fold_comparison(fn, args)
+
+
+def _fold_comparison(fn: Fn, args: tuple[Expr, ...]) -> Expr | None:
+    a, b = args
+    if isinstance(a, Const) and isinstance(b, Const):
+        x, y = a.value, b.value
+        answer = {
+            Fn.LT: x < y, Fn.LE: x <= y, Fn.GT: x > y, Fn.GE: x >= y, Fn.EQ: x == y, Fn.NE: x != y,
+        }[fn]  # fmt: skip
+        return const(answer, DType.BOOL)
+    i, j = index_of(a), index_of(b)
+    if i is None or j is None:
+        return None
+    decided = compare(fn, i, j)
+    return None if decided is None else const(decided, DType.BOOL)
+
+
+def compare(fn: Fn, a: Int, b: Int) -> bool | None:
+    """The answer of a comparison of two integer expressions when it is the same for all axes and sizes, else None."""
+    match fn:
+        case Fn.LT:
+            return less(a, b)
+        case Fn.GE:
+            return _negated(less(a, b))
+        case Fn.GT:
+            return less(b, a)
+        case Fn.LE:
+            return _negated(less(b, a))
+        case Fn.EQ | Fn.NE:
+            same = True if a is b else False if less(a, b) or less(b, a) else None
+            return same if fn is Fn.EQ else _negated(same)
+        case _:
+            raise AssertionError(fn)
+
+
+def _negated(x: bool | None) -> bool | None:
+    return None if x is None else not x
+
+
+def index_less(a: Int, b: Int, yes: Expr, no: Expr) -> Expr:
+    """``yes`` where a < b, else ``no``."""
+    return apply(Fn.WHERE, (apply(Fn.LT, (position(a), position(b)), DType.BOOL), yes, no), dtype_of(yes))
+
+
+def refold(e: Expr, args: tuple[Expr, ...]) -> Expr:
+    """The node with new children, simplified again: after a substitution a predicate may have become constant."""
+    match e:
+        case Apply():
+            return apply(e.fn, args, e.dtype)
+        case Cast():
+            return args[0] if dtype_of(args[0]) is e.dtype else Cast(args[0], e.dtype)
+        case _:
+            return e

@@ -1,0 +1,248 @@
+"""Puts one cascade of a program into a common frame: its stages, producers and results over shared axes.
+
+The reductions of a program each have axes of their own. The frame identifies them: a stage that reads ``m[b, i]`` puts
+the axes of ``m`` where its own b and i are. What is found is a substitution per definition, from its own axes to
+expressions over the frame's axes; a definition that fits no substitution makes the region unsupported.
+"""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
+
+from redfuser.algebra.nodes import Problem, Stage
+from redfuser.index.expr import DType, Expr, Load, Part, loads, substitute
+from redfuser.index.ints import Axis, FloorDiv, Int, Mod, as_int, product
+from redfuser.index.nodes import Map, Program, Reduce
+from redfuser.regions.find import Group
+from redfuser.regions.nodes import Region, Result
+
+
+@dataclass(slots=True)
+class _Frame:
+    """The frame while it is being found. ``placed`` maps a definition to the frame expressions of its own axes."""
+
+    axis: Axis
+    over: tuple[Int, ...]
+    members: Mapping[str, Reduce]
+    placed: dict[str, dict[Axis, Int]] = field(default_factory=dict)
+    axes: list[Axis] = field(default_factory=list)
+
+    def at(self, name: str) -> tuple[Int, ...]:
+        """Where the kept axes of a placed member lie; its top-k axis stands for itself."""
+        r = self.members[name]
+        return tuple(self.placed[name][a] for a in r.axes) + ((as_int(r.k),) if r.k is not None else ())
+
+
+def build(program: Program, group: Group) -> Region | None:
+    """The region of ``group``, or None when its members cannot share a frame."""
+    definitions = {d.name: d for d in program.definitions}
+    members = {m: d for m in group.members if isinstance(d := definitions[m], Reduce)}
+    axis, over = _streamed_axis(next(iter(members.values())))
+    frame = _Frame(axis, over, members)
+    while waiting := [r for r in members.values() if r.name not in frame.placed]:
+        if not _place(_next(waiting, frame), frame):
+            return None
+    stages = tuple(_stage(r, frame) for r in members.values())
+    known = {s.name: s for s in stages}
+    element_loads = {x for s in stages for x in loads(s.body)}
+    results = []
+    for o in program.outputs:
+        d = definitions.get(o.value)
+        if d is None:
+            return None
+        if isinstance(d, Reduce):
+            if d.name not in known:
+                return None
+            results.append(_reduction_result(d, known[d.name], frame, o.part))
+            continue
+        placed = _place_map(d, frame, element_loads)
+        if placed is None:
+            return None
+        results.append(_map_result(d, placed, frame, known))
+    producers = tuple(d for d in program.definitions if isinstance(d, Reduce) and d.name in group.producers)
+    return Region(program, Problem(axis, stages), producers, tuple(results))
+
+
+def _streamed_axis(r: Reduce) -> tuple[Axis, tuple[Int, ...]]:
+    """The one axis that is streamed, and the reduced axes as expressions of it (row-major)."""
+    if len(r.over) == 1:
+        return r.over[0], (as_int(r.over[0]),)
+    flat = Axis("".join(a.name for a in r.over), product(a.size for a in r.over))
+    out: list[Int] = []
+    rest = as_int(flat)
+    for a in reversed(r.over[1:]):
+        out.append(rest % a.size)
+        rest = rest // a.size
+    return flat, (rest, *reversed(out))
+
+
+def _next(waiting: list[Reduce], frame: _Frame) -> Reduce:
+    """A member that a placed one reads, else one that reads a placed one, else the last."""
+    read = {x.source for name in frame.placed for x in loads(frame.members[name].body)}
+    for r in waiting:
+        if r.name in read:
+            return r
+    for r in waiting:
+        if any(x.source in frame.placed for x in loads(r.body)):
+            return r
+    return waiting[-1]
+
+
+def _place(r: Reduce, frame: _Frame) -> bool:
+    """Finds where the axes of ``r`` lie in the frame: as its readers say, else as what it reads says, else new axes."""
+    wanted = _demanded(r, frame)
+    if wanted is None:
+        return False
+    if not wanted:
+        equations = _equations(r.body, frame, set(r.axes))
+        solved = _solve(r.axes, equations, [as_int(a) for a in frame.axes], frame)
+        if solved is None:
+            return False
+        wanted = solved
+    frame.placed[r.name] = {**wanted, **dict(zip(r.over, frame.over, strict=True))}
+    return True
+
+
+def _demanded(r: Reduce, frame: _Frame) -> dict[Axis, Int] | None:
+    """The position that placed readers give to ``r``; {} when none reads it, None when two disagree."""
+    found: dict[Axis, Int] = {}
+    for name, where in frame.placed.items():
+        for x in loads(frame.members[name].body):
+            if x.source != r.name:
+                continue
+            at = dict(zip(r.axes, [i.substitute(where) for i in x.index], strict=False))
+            if found and at != found:
+                return None
+            found = at
+    return found
+
+
+def _equations(body: Expr, frame: _Frame, own: set[Axis]) -> list[tuple[Int, Int]]:
+    """(expression over own axes, expression over the frame) for every index at which a placed definition is read."""
+    out = []
+    for x in loads(body):
+        if x.source in frame.placed:
+            out += [(i, t) for i, t in zip(x.index, frame.at(x.source), strict=True) if i.axes() & own or not i.axes()]
+    return out
+
+
+def _solve(
+    axes: tuple[Axis, ...],
+    equations: list[tuple[Int, Int]],
+    candidates: list[Int],
+    frame: _Frame,
+) -> dict[Axis, Int] | None:
+    """Frame expressions for ``axes`` that satisfy every equation; axes that no equation names become frame axes."""
+    solved: dict[Axis, Int] = {}
+    for i, target in equations:
+        if i.axis is not None and i.axis in axes:
+            solved.setdefault(i.axis, target)
+    for a in axes:
+        if a not in solved and (joined := _rejoined(a, equations)) is not None:
+            solved[a] = joined
+    named = {a for i, _ in equations for a in i.axes()}
+    open_axes = [a for a in axes if a not in solved and a in named]
+    for choice in itertools.islice(itertools.product(candidates, repeat=len(open_axes)), 512):
+        trial = {**solved, **dict(zip(open_axes, choice, strict=True))}
+        if all(i.substitute(trial) == target for i, target in equations):
+            for a in axes:
+                if a not in trial:
+                    trial[a] = as_int(a)
+                    frame.axes.append(a)
+            return trial
+    return None
+
+
+def _rejoined(a: Axis, equations: list[tuple[Int, Int]]) -> Int | None:
+    """c when the equations read ``c // k`` at one frame position and ``c % k`` at another: k*first + second."""
+    for i, high in equations:
+        for j, low in equations:
+            k = low.axis.size if low.axis is not None else None
+            if k is not None and i == as_int(a) // k and j == as_int(a) % k and i != j:
+                return high * k + low
+    return None
+
+
+def _stage(r: Reduce, frame: _Frame) -> Stage:
+    def canonical(x: Load) -> Expr | None:
+        m = frame.members.get(x.source)
+        return None if m is None else _canonical(x, _kept_axes(m, frame), m.k)
+
+    body = substitute(r.body, frame.placed[r.name], canonical)
+    return Stage(r.name, r.reducer, _kept_axes(r, frame), body, r.dtype, r.k, r.origin)
+
+
+def _in_order(axes: Iterable[Axis], frame: _Frame) -> tuple[Axis, ...]:
+    order = {a: n for n, a in enumerate(frame.axes)}
+    return tuple(sorted(set(axes), key=lambda a: (order.get(a, len(order)), a.serial)))
+
+
+def _kept_axes(r: Reduce, frame: _Frame) -> tuple[Axis, ...]:
+    return _in_order((x for a in r.axes for x in frame.placed[r.name][a].axes()), frame)
+
+
+def _canonical(x: Load, axes: tuple[Axis, ...], k: Axis | None) -> Load:
+    """A load of a stage in the form that the algebra reads: indexed by the stage's own kept axes."""
+    return Load(x.source, tuple(as_int(a) for a in axes) + ((x.index[-1],) if k is not None else ()), x.dtype, x.part)
+
+
+def _reduction_result(r: Reduce, stage: Stage, frame: _Frame, part: Part) -> Result:
+    index = frame.at(r.name)
+    axes = stage.axes + ((r.k,) if r.k is not None else ())
+    dtype = r.dtype if part is Part.VALUE else DType.INT64
+    body = Load(r.name, tuple(as_int(a) for a in axes), dtype, part)
+    return Result(r.name, tuple(a.size for a in r.result_axes), index, axes, body, dtype)
+
+
+def _place_map(d: Map, frame: _Frame, elements: set[Load]) -> dict[Axis, Int] | None:
+    """Where the axes of an output map lie: fixed by the stages it reads, then by streaming the same elements."""
+    equations = _equations(d.body, frame, set(d.axes))
+    fixed = {a for i, _ in equations for a in i.axes()}
+    free = [a for a in d.axes if a not in fixed]
+    for chosen in (*_streamed_choices(free, frame), {}):
+        trial = _Frame(frame.axis, frame.over, frame.members, frame.placed, list(frame.axes))
+        shifted = [(i.substitute(chosen), target) for i, target in equations]
+        open_axes = tuple(a for a in d.axes if a not in chosen)
+        solved = _solve(open_axes, shifted, [as_int(a) for a in frame.axes], trial)
+        if solved is None:
+            continue
+        where = {a: chosen[a] if a in chosen else solved[a] for a in d.axes}
+        moved = {x for x in loads(substitute(d.body, where)) if any(frame.axis in i.axes() for i in x.index)}
+        if not chosen or moved & elements:
+            return where
+    return None
+
+
+def _streamed_choices(free: list[Axis], frame: _Frame) -> Iterable[dict[Axis, Int]]:
+    """The ways to lay free axes of an output along the streamed axis."""
+    sizes = [_length(i) for i in frame.over]
+    for axes in itertools.islice(itertools.permutations(free, len(frame.over)), 64):
+        if [a.size for a in axes] == sizes:
+            yield dict(zip(axes, frame.over, strict=True))
+
+
+def _length(i: Int) -> Int:
+    """The length of a streamed axis or of one of the axes it was flattened from."""
+    atom = next(iter(i.atoms()))
+    match atom:
+        case Axis():
+            return atom.size
+        case Mod():
+            return atom.den
+        case FloorDiv():
+            return next(iter(atom.num.axes())).size // atom.den
+        case _:
+            raise AssertionError(f"not a streamed axis: {i}")
+
+
+def _map_result(d: Map, where: Mapping[Axis, Int], frame: _Frame, stages: Mapping[str, Stage]) -> Result:
+    def canonical(x: Load) -> Expr | None:
+        s = stages.get(x.source)
+        return None if s is None else _canonical(x, s.axes, s.k)
+
+    body = substitute(d.body, where, canonical)
+    index = tuple(where[a] for a in d.axes)
+    axes = _in_order((x for i in index for x in i.axes()), frame)
+    return Result(d.name, tuple(a.size for a in d.axes), index, axes, body, d.dtype)

@@ -1,0 +1,151 @@
+"""Which reductions of an index program form a cascade, and which reductions are computed inside its tiles.
+
+A cascade grows along dependence: a reduction joins when it reads an earlier result that is fixed along its own reduced
+axes, the reduced axes have the same lengths, and both stream a common source. It must stay convex: what a member
+streams may not depend on another member, or one pass could never serve both.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+
+from redfuser.index.expr import loads
+from redfuser.index.ints import Axis, Int
+from redfuser.index.nodes import Program, Reduce
+
+
+@dataclass(frozen=True, slots=True)
+class Group:
+    """``members`` in program order; ``producers`` are reductions over other axes that its tiles compute."""
+
+    members: tuple[str, ...]
+    producers: frozenset[str]
+
+
+@dataclass(frozen=True, slots=True)
+class _Uses:
+    """What one reduction reads: earlier reductions fixed along its axes, all reductions, and the sources it streams."""
+
+    fixed: frozenset[str]
+    reductions: frozenset[str]
+    streamed: frozenset[str]
+    extent: tuple[Int, ...]
+
+
+def find(program: Program) -> tuple[Group, ...]:
+    """All cascades of two or more reductions, in program order. A reduction belongs to one at most."""
+    reductions = {r.name: r for r in program.reductions}
+    uses = {r.name: _uses(r, reductions) for r in reductions.values()}
+    above = _ancestors(uses)
+    groups: dict[str, tuple[str, ...]] = {}
+    for name, u in uses.items():
+        groups[name] = (name,)
+        near = [p for p in u.fixed if uses[p].extent == u.extent]
+        candidates = {groups[p] for p in near}
+        for chosen in _attempts(candidates):
+            merged = tuple(n for n in uses if n in set().union(*chosen) | {name})
+            if _streams_together(merged, uses) and _convex(merged, uses, above):
+                for n in merged:
+                    groups[n] = merged
+                break
+    out = []
+    for members in dict.fromkeys(groups.values()):
+        if len(members) > 1:
+            out.append(Group(members, _producers(program, members, reductions)))
+    return tuple(out)
+
+
+def _uses(r: Reduce, reductions: dict[str, Reduce]) -> _Uses:
+    over = frozenset(r.over)
+    fixed: set[str] = set()
+    varying: set[str] = set()
+    named: set[str] = set()
+    for x in loads(r.body):
+        moves = any(i.axes() & over for i in x.index)
+        if x.source in reductions:
+            named.add(x.source)
+        if moves:
+            varying.add(x.source)
+        elif x.source in reductions:
+            fixed.add(x.source)
+    return _Uses(frozenset(fixed - varying), frozenset(named), frozenset(varying), tuple(a.size for a in r.over))
+
+
+def _ancestors(uses: dict[str, _Uses]) -> dict[str, frozenset[str]]:
+    above: dict[str, frozenset[str]] = {}
+    for name, u in uses.items():
+        above[name] = u.reductions.union(*(above[p] for p in u.reductions))
+    return above
+
+
+def _attempts(candidates: set[tuple[str, ...]]) -> Iterable[tuple[tuple[str, ...], ...]]:
+    """All neighbouring groups together first, then one at a time, the largest first."""
+    ordered = sorted(candidates, key=lambda g: (-len(g), g))
+    if len(ordered) > 1:
+        yield tuple(ordered)
+    for g in ordered:
+        yield (g,)
+
+
+def _streams_together(members: tuple[str, ...], uses: dict[str, _Uses]) -> bool:
+    """The members are connected by common streamed sources; one that streams nothing (a count) fits anywhere."""
+    streams = [set(uses[m].streamed) for m in members if uses[m].streamed]
+    if not streams:
+        return False
+    reached = streams.pop()
+    while streams:
+        touching = [s for s in streams if s & reached]
+        if not touching:
+            return False
+        for s in touching:
+            reached |= s
+            streams.remove(s)
+    return True
+
+
+def _convex(members: tuple[str, ...], uses: dict[str, _Uses], above: dict[str, frozenset[str]]) -> bool:
+    inside = set(members)
+    for m in members:
+        if uses[m].streamed & inside:
+            return False
+        for outside in uses[m].reductions - inside:
+            if above[outside] & inside:
+                return False
+    return True
+
+
+def _producers(program: Program, members: tuple[str, ...], reductions: dict[str, Reduce]) -> frozenset[str]:
+    """Reductions worth computing in a tile: nothing else reads them, and no element of one is computed twice."""
+    readers: dict[str, set[str]] = {}
+    for d in program.definitions:
+        for x in loads(d.body):
+            readers.setdefault(x.source, set()).add(d.name)
+    kept_out = {o.value for o in program.outputs} | set(members)
+    found: dict[str, frozenset[Axis]] = {}
+    frontier: list[tuple[Reduce, frozenset[Axis] | None]] = [(reductions[m], None) for m in members]
+    while frontier:
+        reader, frame = frontier.pop()
+        for x in loads(reader.body):
+            q = reductions.get(x.source)
+            if q is None or q.name in found or q.name in kept_out or q.reducer.has_index:
+                continue
+            spans = frozenset().union(*(i.axes() for i in x.index))
+            if frame is None:
+                good = spans >= set(reader.axes) and bool(spans & set(reader.over))
+            else:
+                good = spans >= frame and _expands(q)
+            if good:
+                found[q.name] = frozenset(q.axes)
+                frontier.append((q, frozenset(q.axes)))
+    # A producer that something outside the tile reads would have to be stored anyway.
+    inside = set(found)
+    while loose := {n for n in inside if not readers[n] <= set(members) | inside}:
+        inside -= loose
+    return frozenset(inside)
+
+
+def _expands(q: Reduce) -> bool:
+    """True when ``q`` is larger than its operands: each of them lacks one of its axes."""
+    operands = [frozenset().union(*(i.axes() for i in x.index)) for x in loads(q.body)]
+    return len(operands) > 1 and all(not o >= set(q.axes) for o in operands)

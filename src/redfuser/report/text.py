@@ -1,0 +1,107 @@
+"""An analysis as text for a terminal: for each cascade its reductions, proof and loop, then what was refused."""
+
+from __future__ import annotations
+
+import textwrap
+from collections.abc import Iterator
+
+from redfuser.analysis import Analysis, Cascade, Reduction
+from redfuser.index.refusals import Refusal
+
+_WIDTH = 110
+
+
+def render(analysis: Analysis) -> str:
+    """The whole explanation. Sections come in the order in which a reader needs them."""
+    blocks = [_headline(analysis)]
+    blocks += [_cascade(n, c) for n, c in enumerate(analysis.cascades, 1)]
+    if analysis.refusals:
+        blocks.append("\n".join(_refusals(analysis.refusals)))
+    return "\n\n".join(blocks)
+
+
+def _headline(a: Analysis) -> str:
+    one = sum(c.passes == 1 for c in a.cascades)
+    if not a.cascades:
+        return f"{a.function}: no cascade (no two reductions over one axis that depend on each other)"
+    several = len(a.cascades) - one
+    more = f", {several} in several passes" if several else ""
+    return f"{a.function}: {_count(len(a.cascades), 'cascade')}, {one} in one pass{more}"
+
+
+def _count(n: int, noun: str) -> str:
+    return f"{n} {noun}" if n == 1 else f"{n} {noun}{'es' if noun.endswith('s') else 's'}"
+
+
+def _cascade(number: int, c: Cascade) -> str:
+    axes = ", ".join(f"{name}<{length}" for name, length in c.axes)
+    head = f"cascade {number}: {c.name}   over {axes}   {_count(c.passes, 'pass')}"
+    if c.sweeps:
+        head += f" + {_count(c.sweeps, 'sweep')} that writes results"
+    lines = [head, "=" * min(len(head), _WIDTH)]
+    for r in c.reductions:
+        lines += _reduction(r, c.passes)
+    lines += ["", "proof"]
+    lines += _proof(c)
+    lines += ["", f"loop   ({c.decision})"]
+    lines += textwrap.indent(c.loop, "    ").splitlines()
+    return "\n".join(lines)
+
+
+def _reduction(r: Reduction, passes: int) -> Iterator[str]:
+    at = f"   {r.where}: {r.where.text}" if r.where else ""
+    turn = f"   [pass {r.in_pass}]" if passes > 1 else ""
+    yield ""
+    yield f"  {r.name} = {r.reducer} of {r.body}{turn}"
+    if at:
+        yield f"    at      {at.strip()}"
+    yield f"    how     {', '.join(sorted(str(t) for t in r.treatment))}: {_why(r)}"
+    yield from _block("    update  ", r.update)
+    yield from _block("    merge   ", r.merge)
+    if r.state:
+        yield f"    state   {', '.join(r.state)}"
+
+
+_REASONS = {
+    "plain": "it does not depend on an earlier result",
+    "rescale": "its old value is multiplied by a ratio when an earlier result moves",
+    "defer": "a factor that depends only on earlier results is left out of the loop and applied at read-out",
+    "rebase": "it is a polynomial around an earlier result and is shifted exactly when that result moves",
+    "order": "a monotone map keeps the order of the elements, so it is applied at read-out",
+}
+
+
+def _why(r: Reduction) -> str:
+    return "; ".join(_REASONS[str(t)] for t in sorted(r.treatment, key=str))
+
+
+def _block(head: str, text: str) -> Iterator[str]:
+    for n, line in enumerate(text.splitlines() or [""]):
+        yield (head if n == 0 else " " * len(head)) + line
+
+
+def _proof(c: Cascade) -> Iterator[str]:
+    for n, rule in enumerate(c.proof.rules, 1):
+        yield f"  {n}. {rule.stage}: {rule.rule}"
+        yield f"       {rule.before}"
+        yield f"    => {rule.after}"
+        for condition in rule.conditions:
+            yield f"       since {condition}"
+    for condition in c.proof.conditions:
+        yield f"  holds up to: {condition}"
+    v = c.proof.verdict
+    if v is None:
+        yield "  checker: not run"
+    else:
+        word = "accepted" if v.accepted else "REJECTED"
+        yield f"  checker: {word} after {v.runs} runs, worst error {v.worst:.1e} of sum |F|{': ' + v.detail if v.detail else ''}"
+
+
+def _refusals(refusals: tuple[Refusal, ...]) -> Iterator[str]:
+    yield "refused"
+    yield "======="
+    for r in refusals:
+        at = f"   ({r.where}: {r.where.text})" if r.where else ""
+        yield f"  {r.subject}{at}"
+        yield from textwrap.wrap(f"{r.reason}", _WIDTH, initial_indent="    why   ", subsequent_indent="          ")
+        yield from textwrap.wrap(f"{r.hint}", _WIDTH, initial_indent="    hint  ", subsequent_indent="          ")

@@ -1,0 +1,140 @@
+"""All settings, each declared once, with its type and what it does.
+
+``REDFUSER_<NAME>`` environment variables mirror them; ``options(...)`` sets them for a block.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import os
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from contextvars import ContextVar
+from dataclasses import dataclass
+from enum import Enum
+from typing import Annotated
+
+from redfuser.errors import UnknownOptionError, suggestion
+from redfuser.index.nodes import Name
+
+
+class Backend(Name):
+    """Who runs a fused region. ``auto`` takes the best one for the tensors' device."""
+
+    AUTO = "auto"
+    REFERENCE = "reference"
+
+
+class Rest(Name):
+    """What runs the part of a graph that is not fused."""
+
+    INDUCTOR = "inductor"
+    EAGER = "eager"
+
+
+class Strategy(Name):
+    """How a cascade runs: ``auto`` lets the cost decide; the others force it wherever they apply.
+
+    ``whole``: the axis fits one tile, no running update. ``single``: one segment streams the axis. ``multi``: the axis
+    is cut into segments that a fixed-order merge joins. ``unfused``: as the function was written.
+    """
+
+    AUTO = "auto"
+    WHOLE = "whole"
+    SINGLE = "single"
+    MULTI = "multi"
+    UNFUSED = "unfused"
+
+
+@dataclass(frozen=True)
+class Options:
+    """The settings of one fused function. Unknown names and values raise ``UnknownOptionError``."""
+
+    backend: Annotated[Backend, "who runs fused regions"] = Backend.AUTO
+    strategy: Annotated[Strategy, "how a cascade runs; anything but auto forces it"] = Strategy.AUTO
+    segments: Annotated[int, "segments for strategy multi; 0 lets the cost decide"] = 0
+    tile: Annotated[int, "length of a tile of the cascade axis; 0 lets the cost decide"] = 0
+    fuse_threshold: Annotated[int, "bytes of intermediates that fusing must save before it is chosen"] = 32 * 2**20
+    exact_casts: Annotated[bool, "refuse to move a rounding to a float format through a scale"] = False
+    fuse_rounding: Annotated[bool, "fuse through rounding to integers; results may differ by one step"] = False
+    rest: Annotated[Rest, "what runs the part of the graph that is not fused"] = Rest.INDUCTOR
+    recompile_limit: Annotated[int, "compilations of one function before it runs unfused"] = 64
+    strict: Annotated[bool, "raise internal errors instead of running unfused with a warning"] = False
+    enabled: Annotated[bool, "False runs the function as it was written"] = True
+
+    def __post_init__(self) -> None:
+        for f in dataclasses.fields(self):
+            object.__setattr__(self, f.name, _coerce(f.name, getattr(self, f.name), type(f.default)))
+
+    def replace(self, **overrides: object) -> Options:
+        """A copy with some settings changed.
+
+        >>> Options().replace(strategy="multi", segments=4).segments
+        4
+        """
+        _check_names(overrides)
+        return dataclasses.replace(self, **overrides)  # type: ignore[arg-type]
+
+
+def _coerce(name: str, value: object, kind: type) -> object:
+    if issubclass(kind, Enum):
+        if isinstance(value, kind):
+            return value
+        for member in kind:
+            if isinstance(value, str) and member.value == value.lower():
+                return member
+        allowed = [m.value for m in kind]
+        hint = suggestion(str(value), allowed)
+        raise UnknownOptionError(f"{name}={value!r}: expected one of {', '.join(allowed)}.{hint}")
+    if kind is bool:
+        if isinstance(value, str) and value.lower() in ("0", "1", "true", "false"):
+            return value.lower() in ("1", "true")
+        if isinstance(value, bool):
+            return value
+        raise UnknownOptionError(f"{name}={value!r}: expected True or False.")
+    if isinstance(value, bool):
+        raise UnknownOptionError(f"{name}={value!r}: expected a whole number.")
+    try:
+        number = int(value)  # type: ignore[call-overload]
+    except (TypeError, ValueError):
+        raise UnknownOptionError(f"{name}={value!r}: expected a whole number.") from None
+    if number < 0:
+        raise UnknownOptionError(f"{name}={value!r}: expected a number that is not negative.")
+    return number
+
+
+def _check_names(given: Mapping[str, object]) -> None:
+    known = [f.name for f in dataclasses.fields(Options)]
+    for name in given:
+        if name not in known:
+            raise UnknownOptionError(
+                f"there is no option {name!r}.{suggestion(name, known)} Known: {', '.join(known)}."
+            )
+
+
+def from_environment() -> Options:
+    """Options with every ``REDFUSER_<NAME>`` that is set."""
+    given = {
+        f.name: os.environ[f"REDFUSER_{f.name.upper()}"]
+        for f in dataclasses.fields(Options)
+        if f"REDFUSER_{f.name.upper()}" in os.environ
+    }
+    return Options(**given)  # type: ignore[arg-type]
+
+
+_current: ContextVar[Options | None] = ContextVar("redfuser_options", default=None)
+
+
+def current() -> Options:
+    """The settings in force here: those of the innermost ``options(...)`` block, else of the environment."""
+    return _current.get() or from_environment()
+
+
+@contextmanager
+def options(**overrides: object) -> Iterator[Options]:
+    """Settings for what is fused inside a block: ``with redfuser.options(strategy="single"): ...``."""
+    token = _current.set(current().replace(**overrides))
+    try:
+        yield current()
+    finally:
+        _current.reset(token)
