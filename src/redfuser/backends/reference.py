@@ -18,7 +18,7 @@ from redfuser.backends import select
 from redfuser.backends.memory import Place, last_uses, read_once
 from redfuser.backends.torch_expr import TORCH, Owned, evaluate
 from redfuser.index.expr import Const, Ref
-from redfuser.index.ints import ZERO, Atom, Axis, FloorDiv, Gather, Int, Mod, Size, as_int, as_int_atom
+from redfuser.index.ints import ZERO, Atom, Axis, FloorDiv, Gather, Int, Mod, Size, as_int
 from redfuser.tile.nodes import (
     Assign,
     At,
@@ -94,7 +94,7 @@ class _Numbers:
                     case Mod():
                         new = self.sized(a.num) % self.sized(a.den)
                     case _:
-                        new = as_int_atom(a)
+                        new = as_int(a)
                 for _ in range(n):
                     term = term * new
             total = total + term

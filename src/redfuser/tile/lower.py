@@ -30,7 +30,7 @@ from redfuser.index.expr import (
     substitute,
     walk,
 )
-from redfuser.index.ints import Axis, FloorDiv, Gather, Int, Mod, as_int, as_int_atom, nonnegative
+from redfuser.index.ints import Axis, FloorDiv, Gather, Int, Mod, as_int, nonnegative
 from redfuser.index.nodes import Map as Definition
 from redfuser.index.nodes import Reduce as Reduction
 from redfuser.index.nodes import Reducer
@@ -283,7 +283,7 @@ class Lowering:
             nonlocal level
             v = self.value(g.value, "at")
             level = max(level, self.level_of[v.name])
-            return as_int_atom(Gather(ref(v.name, v.dtype), g.bound))
+            return as_int(Gather(ref(v.name, v.dtype), g.bound))
 
         out = i.substitute({}, gathered) if any(True for _ in i.gathers()) else i
         return out, self.level(self.int_axes(out), level)
