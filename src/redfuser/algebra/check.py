@@ -1,0 +1,281 @@
+"""The checker: runs a derivation in float64 against the definition of its stages. It shares no code with the deriver.
+
+Every load is replaced by random data of its own, so what is checked is the algebra and not one memory layout. Random
+segmentations (empty segments too) are streamed and merged in a random tree; a leading dimension holds the regimes.
+"""
+
+from __future__ import annotations
+
+import zlib
+from dataclasses import replace
+
+import numpy as np
+
+from redfuser.algebra.derive import derive, derive_apart
+from redfuser.algebra.evaluate import Array, Evaluator, Grid, Loop, State, reduce
+from redfuser.algebra.nodes import Accumulator, Derivation, Problem, Stage, Verdict
+from redfuser.index.expr import Const, DType, Load, Part, Ref, free_axes, loads, walk
+from redfuser.index.ints import Axis
+from redfuser.index.nodes import Reducer
+from redfuser.index.refusals import Refusal, RefusalKind
+
+LENGTH = 24
+TOLERANCE = 1e-7
+COMMON = ("ordinary", "positive", "offset", "constant", "zero prefix", "huge scale", "ordinary again")
+PER_LOAD = ("masked prefix", "masked at random", "all masked", "zero")
+
+
+def check(d: Derivation, *, seed: int = 0, runs: int = 3, tolerance: float = TOLERANCE) -> Verdict:
+    """Whether the derivation gives what the stages define, on ``runs`` random segmentations of every regime."""
+    with np.errstate(all="ignore"):
+        return _check(d, seed, runs, tolerance)
+
+
+def derive_checked(problem: Problem, *, exact_casts: bool = False, fuse_rounding: bool = False) -> Derivation:
+    """A derivation that the checker accepted, with its verdict in the proof.
+
+    Where the checker rejects a stage, that stage runs in a pass of its own, after everything it reads; if that does not
+    help, every stage does. Such stages carry a refusal of kind CHECK_FAILED.
+    """
+    first = derive(problem, exact_casts=exact_casts, fuse_rounding=fuse_rounding)
+    verdict = check(first)
+    if verdict.accepted:
+        return replace(first, proof=replace(first.proof, verdict=verdict))
+    apart = frozenset(s.name for s in problem.stages)
+    d = derive_apart(problem, apart, exact_casts=exact_casts, fuse_rounding=fuse_rounding)
+    again = check(d)
+    moved = {r.stage: r.passed for r in first.reports}
+    refused = tuple(
+        Refusal(
+            r.stage, RefusalKind.CHECK_FAILED, f"the derived loop did not give what the definition gives ({verdict.detail})",
+            "this is a fault of the derivation: please report it; the reduction runs in a later pass", s.origin.where if s.origin else None,
+        )
+        for r, s in zip(d.reports, problem.stages, strict=True) if r.passed > moved[r.stage]
+    )  # fmt: skip
+    return replace(d, refusals=(*d.refusals, *refused), proof=replace(d.proof, verdict=again))
+
+
+# -- data -------------------------------------------------------------------------------------------------------------------
+def _grid(d: Derivation, rng: np.random.Generator) -> tuple[Grid, tuple[str, ...]]:
+    p = d.problem
+    names = {s.name for s in p.stages}
+    every: dict[Load, None] = {}
+    for s in p.stages:
+        every.update(dict.fromkeys(x for x in loads(s.body) if x.source not in names))
+    for x in _derived_loads(d):
+        if x.source not in names:
+            every.setdefault(x)
+    axes: dict[Axis, None] = {}
+    for s in p.stages:
+        axes.update(dict.fromkeys(a for a in (*s.axes, *_axes(s)) if a is not p.axis))
+    for x in every:
+        axes.update(dict.fromkeys(a for a in sorted(free_axes(x), key=lambda a: a.serial) if a is not p.axis))
+    length = _length(p)
+    dims = {a: i + 1 for i, a in enumerate(axes)}
+    coordinates = {a: _spread(a, length, 2 if len(axes) < 5 else 1) for a in axes}
+    masked = [x for x in every if p.axis in free_axes(x) and x.dtype.is_float][:4]
+    regimes = COMMON + tuple(f"{r} {i}" for i in range(len(masked)) for r in PER_LOAD)
+    symbol = length
+    grid = Grid(p.axis, length, dims, coordinates, symbol, {}, _lax(d))
+    for x in every:
+        grid.data[x] = _data(x, grid, regimes, masked, rng)
+    return grid, regimes
+
+
+def _derived_loads(d: Derivation) -> list[Load]:
+    out: list[Load] = []
+    for p in d.passes:
+        for s in p.steps:
+            exprs = [s.element, s.correction] if isinstance(s, Accumulator) else [s.value]
+            for e in exprs:
+                out += [] if e is None else list(loads(e))
+        for r in p.reads:
+            out += list(loads(r.value))
+    return out
+
+
+def _axes(s: Stage) -> list[Axis]:
+    return sorted((a for a in free_axes(s.body)), key=lambda a: a.serial)
+
+
+def _lax(d: Derivation) -> bool:
+    return any("rounding" in c for c in d.proof.conditions)
+
+
+def _length(p: Problem) -> int:
+    """A short axis, unless the program writes its length as a number."""
+    n = p.axis.size.value
+    if n is None:
+        return LENGTH
+    numbers = {x.value for s in p.stages for x in walk(s.body) if isinstance(x, Const)}
+    return n if n in numbers or 1 / n in numbers else min(n, LENGTH)
+
+
+def _spread(a: Axis, length: int, n: int) -> Array:
+    size = a.size.value or length
+    return np.array([min(size - 1, length - 1), min(size - 1, length // 3)][:n], dtype=np.float64)
+
+
+def _data(x: Load, g: Grid, regimes: tuple[str, ...], masked: list[Load], rng: np.random.Generator) -> Array:
+    axes = free_axes(x)
+    shape = [len(regimes)] + [1] * (g.rank - 1)
+    for a, i in g.dims.items():
+        if a in axes:
+            shape[i] = len(g.coordinates[a])
+    along = g.axis in axes
+    if along:
+        shape[-1] = g.length
+    if x.dtype is DType.BOOL:
+        return rng.random(shape) < 0.6
+    if not x.dtype.is_float:
+        return rng.integers(0, 5, shape).astype(np.float64)
+    out = rng.standard_normal(shape)
+    half = np.arange(shape[-1]) >= (shape[-1] + 1) // 2
+    mine = masked.index(x) if x in masked else -1
+    for i, r in enumerate(regimes):
+        kind, _, which = r.rpartition(" ") if r[-1].isdigit() else (r, "", "")
+        v = out[i]
+        if which and int(which) != mine:
+            continue
+        match kind:
+            case "positive":
+                v[...] = np.abs(v) + 0.1
+            case "offset":
+                v += 1e3 if along else 0.0
+            case "constant":
+                v[...] = 3.0
+            case "zero prefix" if along:
+                v *= half
+            case "huge scale" if along:
+                v *= 1e2
+            case "masked prefix":
+                v[...] = np.where(half, v, -np.inf)
+            case "masked at random":
+                v[...] = np.where(rng.random(v.shape) < 0.5, v, -np.inf)
+            case "all masked":
+                v[...] = -np.inf
+            case "zero":
+                v[...] = 0.0
+    return out
+
+
+# -- definition against derivation --------------------------------------------------------------------------------------------
+def _definition(p: Problem, g: Grid) -> tuple[State, dict[str, Array], Array]:
+    """The results stage by stage; the size of what was summed; rows where an intermediate overflowed."""
+    results: State = {}
+    scale: dict[str, Array] = {}
+    overflow: list[Array] = []
+    whole = slice(0, g.length)
+    for s in p.stages:
+        e = Evaluator(g, whole, results, overflow=overflow)(s.body)
+        e = np.broadcast_to(e, (*e.shape[:-1], g.length))
+        at = np.broadcast_to(np.arange(g.length, dtype=np.float64), e.shape) if s.reducer.has_index else None
+        v, i = reduce(s.reducer, [(e, at)], _k(s, g))
+        results[(s.name, Part.VALUE)] = v
+        if i is not None:
+            results[(s.name, Part.INDEX)] = i
+        size = np.abs(np.where(np.isfinite(e), e, 0.0)) if e.dtype != np.bool_ else e.astype(np.float64)
+        scale[s.name] = size.sum(-1, keepdims=True) if s.reducer is Reducer.SUM else size.max(-1, keepdims=True)
+    bad = np.zeros((1,) * g.rank, dtype=np.bool_)
+    for o in overflow:
+        bad = bad | o
+    return results, scale, np.asarray(bad)
+
+
+def _k(s: Stage, g: Grid) -> int:
+    return 1 if s.k is None else min(s.k.size.value or 2, g.length)
+
+
+def _run(d: Derivation, g: Grid, rng: np.random.Generator) -> State:
+    """The passes on a random segmentation, merged in a random tree."""
+    results: State = {}
+    ks = {s.name: _k(s, g) for s in d.problem.stages}
+    for p in d.passes:
+        sizes = {s.name: ks[s.stage] for s in p.steps if isinstance(s, Accumulator) and s.reducer is Reducer.TOPK}
+        loop = Loop(g, p, results, sizes)
+        cuts = [0, *sorted(int(c) for c in rng.integers(0, g.length + 1, 4)), g.length]
+        parts = []
+        for a, b in zip(cuts, cuts[1:], strict=False):
+            state = loop.start()
+            middle = int(rng.integers(a, b + 1))
+            state = loop.update(state, slice(a, middle))
+            parts.append(loop.update(state, slice(middle, b)) if middle < b or rng.random() < 0.5 else state)
+        while len(parts) > 1:
+            i = int(rng.integers(0, len(parts) - 1))
+            parts[i : i + 2] = [loop.merge(parts[i], parts[i + 1])]
+        results = {**results, **loop.read(parts[0])}
+    return results
+
+
+def _check(d: Derivation, seed: int, runs: int, tolerance: float) -> Verdict:
+    rng = np.random.default_rng(seed + zlib.crc32(",".join(s.name for s in d.problem.stages).encode()))
+    structure = _structure(d)
+    if structure is not None:
+        return Verdict(False, 0, float("inf"), structure)
+    g, regimes = _grid(d, rng)
+    if g.length > 4096:
+        runs = 1
+    want, scale, overflow = _definition(d.problem, g)
+    worst, done = 0.0, 0
+    for _ in range(runs):
+        got = _run(d, g, rng)
+        done += 1
+        for (name, part), w in want.items():
+            error, detail = _compare(got.get((name, part)), w, scale[name], overflow, regimes, part is Part.INDEX)
+            worst = max(worst, error)
+            if detail or not error <= tolerance:
+                where = f"{name}{' (positions)' if part is Part.INDEX else ''}: {detail or f'error {error:.1e}'}"
+                return Verdict(False, done * len(regimes), worst, where)
+    finite = all(np.isfinite(w).any() for w in want.values())
+    if not finite:
+        return Verdict(False, done * len(regimes), worst, "no regime gives a finite result, so nothing was compared")
+    detail = f"{len(regimes)} regimes, {done} segmentations of {g.length} elements"
+    return Verdict(True, done * len(regimes), worst, detail)
+
+
+def _compare(got: Array | None, want: Array, scale: Array, overflow: Array, regimes: tuple[str, ...], exact: bool) -> tuple[float, str]:
+    """The worst error relative to the scale, and what is wrong beyond it."""
+    if got is None:
+        return np.inf, "no value"
+    shape = np.broadcast_shapes(got.shape, want.shape, scale.shape)
+    got, want = np.broadcast_to(got, shape), np.broadcast_to(want, shape)
+    if want.dtype == np.bool_ or got.dtype == np.bool_ or exact:
+        wrong = got.astype(np.float64) != want.astype(np.float64)
+        return (np.inf, f"differs in regime {_regime(wrong, regimes)}") if wrong.any() else (0.0, "")
+    fin = np.isfinite(want)
+    lost = fin & ~np.isfinite(got)
+    if lost.any():
+        return np.inf, f"non-finite in regime {_regime(lost, regimes)} where the definition is finite"
+    hidden = ~fin & np.isfinite(got) & ~np.broadcast_to(overflow, np.broadcast_shapes(shape, overflow.shape))
+    if hidden.any():
+        return np.inf, f"finite in regime {_regime(hidden, regimes)} where the definition is not"
+    size = np.broadcast_to(scale, shape) + np.abs(np.where(fin, want, 0.0)) + 1e-12
+    error = np.where(fin, np.abs(np.where(fin, got, 0.0) - np.where(fin, want, 0.0)) / size, 0.0)
+    return float(error.max(initial=0.0)), ""
+
+
+def _regime(wrong: np.ndarray[tuple[int, ...], np.dtype[np.bool_]], regimes: tuple[str, ...]) -> str:
+    rows = np.flatnonzero(wrong.reshape(wrong.shape[0], -1).any(1))
+    return repr(regimes[int(rows[0])]) if wrong.shape[0] == len(regimes) else "of all"
+
+
+def _structure(d: Derivation) -> str | None:
+    """What is wrong with the form of the derivation: a value used before it exists, or a stage without a read."""
+    known: set[str] = set()
+    for p in d.passes:
+        old = {s.name for s in p.steps}
+        if len(old) != len(p.steps):
+            return "two steps share a name"
+        new: set[str] = set()
+        for s in p.steps:
+            exprs = [s.element, *([s.correction] if s.correction is not None else [])] if isinstance(s, Accumulator) else [s.value]
+            for e in exprs:
+                for x in walk(e):
+                    if isinstance(x, Ref) and x.name not in (old if x.old else new):
+                        return f"{s.name} uses {x.name} before it exists"
+                    if isinstance(x, Load) and x.source in {t.name for t in d.problem.stages} - known:
+                        return f"{s.name} reads the result {x.source} before its pass is over"
+            new.add(s.name)
+        known |= {r.stage for r in p.reads}
+    missing = {s.name for s in d.problem.stages} - known
+    return f"{sorted(missing)} have no value" if missing else None

@@ -1,0 +1,185 @@
+"""Coordinates: results by which elements are shifted, and the bases at which the running state sits instead of them.
+
+A base must be well conditioned on every prefix: an extremum, the logarithm of a positive sum, or a weighted mean. The
+base of a mean is the mean of the prefix (its own count or weights below the line), whatever the result divides by.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from fractions import Fraction
+from typing import TYPE_CHECKING
+
+from redfuser.algebra import build, poly
+from redfuser.algebra.facts import unguarded
+from redfuser.algebra.nodes import Stage
+from redfuser.algebra.reader import identity
+from redfuser.algebra.terms import D, Term, base_power
+from redfuser.index.expr import Cast, Const, DType, Expr, Fn, Position, Ref
+from redfuser.index.nodes import Reducer
+
+if TYPE_CHECKING:
+    from redfuser.algebra.state import Entry, State
+
+
+@dataclass(frozen=True, slots=True)
+class Placed:
+    """A coordinate in place: its base, and how far the result is from the base at the end (None: nowhere)."""
+
+    base: Expr
+    offset: Expr | None
+    why: str
+
+
+@dataclass(frozen=True, slots=True)
+class Mean:
+    """factor * top / bottom: ``bottom`` is None where the result divides by a parameter."""
+
+    factor: Term
+    top: Entry
+    bottom: Entry | None
+    divisor: Term
+
+
+def conditioned(s: State, r: Term) -> bool:
+    return kind_of(s, r) is not None
+
+
+def kind_of(s: State, r: Term) -> str | None:
+    """"extremum", "logarithm", "mean", or None."""
+    if not r.kind & D:
+        return "parameter"
+    r = plain(s, r)
+    if is_extremum(s, r):
+        return "extremum"
+    if r.op == "log" and r.args[0].kind == D and r.args[0].nonneg:
+        return "logarithm"
+    return "mean" if mean_of(s, r) is not None else None
+
+
+def plain(s: State, r: Term) -> Term:
+    """Without guards, roundings and parameter factors."""
+    r = unguarded(s.t, r)
+    while True:
+        if r.op == "fn" and r.label.startswith("cast:"):
+            r = r.args[0]
+        elif r.op == "mul" and any(not f.kind for f in r.args) and mean_of(s, r) is None:
+            r = s.t.mul(*[f for f in r.args if f.kind])
+        else:
+            return r
+
+
+def is_extremum(s: State, r: Term) -> bool:
+    from redfuser.algebra.state import EXTREMA
+
+    if r.op in ("max", "min"):
+        return all(not a.kind or is_extremum(s, a) for a in r.args)
+    acc = s.accumulators.get(r)
+    return acc is not None and acc.reducer in EXTREMA
+
+
+def entry_of(s: State, v: Term) -> Entry | None:
+    return next((e for e in s.sums if e.state is v), None)
+
+
+def mean_of(s: State, r: Term) -> Mean | None:
+    """r as a ratio of sums that run at the same base, each free of coordinates."""
+    tops, bottoms, rest = list[Term](), list[Term](), list[Term]()
+    for f in r.factors:
+        b, q = base_power(f)
+        if f.kind & D:
+            if q not in (1, -1):
+                return None
+            (tops if q == 1 else bottoms).append(b)
+        else:
+            rest.append(f)
+    if len(tops) != 1 or len(bottoms) > 1:
+        return None
+    top = entry_of(s, tops[0])
+    if top is None or poly.coordinates(top.terms):
+        return None
+    if not bottoms:
+        under = [f for f in rest if base_power(f)[1] < 0 or f.op == "const"]
+        if not under or top.key != (s.t.zero, s.t.one):
+            return None
+        return Mean(s.t.one, top, None, s.t.inv(s.t.mul(*rest)))
+    bottom = entry_of(s, bottoms[0])
+    if bottom is None or poly.coordinates(bottom.terms) or bottom.key != top.key or len(bottom.terms) != 1:
+        return None
+    return Mean(s.t.mul(*rest), top, bottom, bottoms[0])
+
+
+def place(s: State, stage: Stage, r: Term, name: str, raw_needed: bool) -> Placed:
+    """The base of a coordinate as steps of the state."""
+    kind = kind_of(s, r)
+    if kind == "mean":
+        return _place_mean(s, stage, r, name)
+    tag = "shift"
+    if kind == "logarithm":
+        inside = plain(s, r).args[0]
+        value = build.where(build.is_identity(s.inner(inside), 0.0), s.zero(), s.inner(r))
+        base = s.set_base(stage, tag, r, name, value)
+        return Placed(base, build.sub(s.raw(r), base) if raw_needed else None, "the logarithm of a positive sum")
+    test = s.at_identity(r)
+    value = s.inner(r)
+    if test is not None:
+        value = build.where(test, s.zero(value), value)
+    base = s.set_base(stage, "exponent", r, name, value)
+    return Placed(base, None, "an extremum, which stays among the data")
+
+
+def _place_mean(s: State, stage: Stage, r: Term, name: str) -> Placed:
+    inner = r
+    while inner.op == "fn" and inner.label.startswith("cast:"):
+        inner = inner.args[0]
+    m = mean_of(s, inner) or mean_of(s, plain(s, r))
+    assert m is not None
+    top = s.ref_of(m.top.state)
+    if m.bottom is None:
+        weight: Expr = build.cast(s.count(stage), top.dtype if top.dtype.is_float else DType.FLOAT32)
+        n = s.count(stage)
+        value = build.where(build.is_identity(n, 0), s.zero(top), build.div(top, weight))
+        base = s.set_base(stage, "mean", m.top.state, name, value)
+        exact = inner is r and is_length(s, m.divisor)
+        return Placed(base, None if exact else build.sub(s.raw(r), base), "the mean of the prefix")
+    bottom = s.ref_of(m.bottom.state)
+    weights = next(iter(m.bottom.terms))
+    positive = weights.nonneg and m.bottom.terms[weights][()] > 0
+    if positive:
+        value = build.where(build.is_identity(bottom, identity(Reducer.SUM, bottom.dtype)), s.zero(top), s.inner(r))
+        base = s.set_base(stage, "mean", r, name, value)
+        return Placed(base, build.sub(s.raw(r), base), "a mean with weights >= 0")
+    return _place_signed_mean(s, stage, r, m, weights, name)
+
+
+def _place_signed_mean(s: State, stage: Stage, r: Term, m: Mean, weights: Term, name: str) -> Placed:
+    """Weights of unknown sign: sit at the mean under their absolute values, which never leaves the data."""
+    assert m.bottom is not None
+    w = s.accumulators[m.bottom.state]
+    top = s.accumulators[m.top.state]
+    if w.correction is not None:
+        value = build.where(build.is_identity(s.ref_of(m.bottom.state), 0.0), s.zero(), s.inner(r))
+        return Placed(b := s.set_base(stage, "mean", r, name, value), build.sub(s.raw(r), b), "a weighted mean")
+    size = build.unary(Fn.ABS, w.element)
+    signed = build.mul(build.unary(Fn.SIGN, w.element), top.element)
+    total = s.accumulate(stage, f"{stage.name}_w", Reducer.SUM, size, w.dtype, "sum of absolute weights")
+    moment = s.accumulate(stage, f"{stage.name}_s", Reducer.SUM, signed, top.dtype, "sum under absolute weights")
+    ratio = s.t.scale(Fraction(1), m.factor)
+    value = build.div(moment, total) if ratio is s.t.one else build.mul(s.inner(ratio), build.div(moment, total))
+    value = build.where(build.is_identity(total, 0.0), s.zero(value), value)
+    base = s.set_base(stage, "mean", r, name, value)
+    return Placed(base, build.sub(s.raw(r), base), "the mean under the absolute weights")
+
+
+def is_length(s: State, divisor: Term) -> bool:
+    """True when the divisor is the length of the axis."""
+    e = s.reader.exprs.get(divisor)
+    while isinstance(e, Cast):
+        e = e.arg
+    if isinstance(e, Position):
+        return e.index is s.problem.axis.size
+    if isinstance(e, Const):
+        return False
+    return divisor.op == "const" and s.problem.axis.size.value == divisor.value
+
+

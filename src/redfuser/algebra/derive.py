@@ -1,0 +1,82 @@
+"""The derivation: a problem becomes passes, each a list of accumulators and bases with everything needed to run it."""
+
+from __future__ import annotations
+
+from redfuser.algebra import place as placing
+from redfuser.algebra.nodes import Derivation, Pass, Problem, Proof, Rule, Stage, StageReport, Treatment
+from redfuser.algebra.reader import reads_of
+from redfuser.algebra.separate import Options, Refused
+from redfuser.algebra.state import Notes, State
+from redfuser.algebra.text import report
+from redfuser.index.expr import loads
+from redfuser.index.refusals import Refusal
+
+
+def derive(problem: Problem, *, exact_casts: bool = False, fuse_rounding: bool = False) -> Derivation:
+    """Passes over the axis for the stages of a problem, as few as the algebra allows.
+
+    A stage that cannot run in the pass of the results it reads moves to the next one, where they are parameters; each
+    such stage has a refusal that says why. With ``exact_casts`` no rounding may move past a scale; with
+    ``fuse_rounding`` a rounding to integers may.
+    """
+    return _derive(problem, Options(exact_casts, fuse_rounding), apart=frozenset())
+
+
+def derive_apart(problem: Problem, names: frozenset[str], *, exact_casts: bool = False, fuse_rounding: bool = False) -> Derivation:
+    """The same with the named stages each in a pass after everything they read, where they are plain."""
+    return _derive(problem, Options(exact_casts, fuse_rounding), names)
+
+
+def _derive(problem: Problem, options: Options, apart: frozenset[str]) -> Derivation:
+    todo = list(problem.stages)
+    passes: list[Pass] = []
+    reports: list[StageReport] = []
+    refusals: dict[str, Refusal] = {}
+    rules: list[Rule] = []
+    conditions: list[str] = []
+    while todo:
+        state, left = _pass(problem, todo, options, apart, refusals)
+        done = Pass(tuple(state.steps), tuple(state.reads))
+        placed = [s for s in todo if s not in left]
+        assert placed, "a stage that reads no earlier result always has a place"
+        for s in placed:
+            notes = state.notes[s.name]
+            reports.append(report(s, done, notes, len(passes)))
+            rules += notes.rules
+            conditions += [f"{s.name}: {c}" for c in notes.conditions]
+        passes.append(done)
+        todo = left
+    order = {s.name: i for i, s in enumerate(problem.stages)}
+    reports.sort(key=lambda r: order[r.stage])
+    return Derivation(problem, tuple(passes), tuple(reports), tuple(refusals.values()), Proof(tuple(rules), tuple(conditions), None))
+
+
+def _pass(
+    problem: Problem, todo: list[Stage], options: Options, apart: frozenset[str], refusals: dict[str, Refusal]
+) -> tuple[State, list[Stage]]:
+    """As many of the stages as fit into one pass, and those that are left."""
+    stages = {s.name: s for s in todo}
+    taken = {x.source for s in problem.stages for x in loads(s.body)} - set(stages)
+    state = State(problem, stages, options, taken)
+    left: list[Stage] = []
+    missing: set[str] = set()
+    for s in todo:
+        needs = reads_of(s.body, stages)
+        if needs & missing or (s.name in apart and needs):
+            left.append(s)
+            missing.add(s.name)
+            continue
+        state.notes[s.name] = Notes()
+        mark = state.snapshot()
+        try:
+            placing.place(state, s)
+        except Refused as x:
+            state.restore(mark)
+            left.append(s)
+            missing.add(s.name)
+            where = s.origin.where if s.origin else None
+            refusals.setdefault(s.name, Refusal(s.name, x.kind, x.reason, x.hint, where))
+    for s in todo:
+        if s not in left and not state.notes[s.name].treatments:
+            state.notes[s.name].treatments.add(Treatment.PLAIN)
+    return state, left

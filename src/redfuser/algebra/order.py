@@ -1,0 +1,201 @@
+"""ORDER: a body h(key(x), D) with h monotone needs only the extreme keys; h is applied when the result is read."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from enum import Enum
+
+from redfuser.algebra import build, poly
+from redfuser.algebra.separate import Refused, Separator
+from redfuser.algebra.terms import D, X
+from redfuser.index.expr import COMPARISONS, Apply, Cast, DType, Expr, Fn, Ref, dtype_of, ref, transform
+from redfuser.index.refusals import RefusalKind
+
+
+class Shape(Enum):
+    """How the body moves with the key, and so where its largest and smallest values are."""
+
+    UP = "increasing"
+    DOWN = "decreasing"
+    EITHER = "increasing or decreasing"  # both ends are extreme
+    CONVEX = "largest at an end"
+    CONCAVE = "smallest at an end"
+
+
+_FLIP = {
+    Shape.UP: Shape.DOWN, Shape.DOWN: Shape.UP, Shape.EITHER: Shape.EITHER, Shape.CONVEX: Shape.CONCAVE,
+    Shape.CONCAVE: Shape.CONVEX,
+}  # fmt: skip
+_UP = frozenset({Fn.EXP, Fn.EXP2, Fn.EXPM1, Fn.LOG, Fn.LOG2, Fn.LOG1P, Fn.SQRT, Fn.TANH, Fn.SIGMOID, Fn.ERF})
+_UP_WEAKLY = frozenset({Fn.ROUND, Fn.FLOOR, Fn.CEIL, Fn.TRUNC, Fn.SIGN})
+
+
+def hole(dtype: DType) -> Ref:
+    """Where the extreme key goes."""
+    return ref("?", dtype)
+
+
+@dataclass(frozen=True, slots=True)
+class Ordered:
+    """body == read[hole := key]. ``weak`` where different keys may give equal values (ties)."""
+
+    key: Expr
+    read: Expr
+    shape: Shape
+    weak: bool = False
+
+    def apply(self, key: Expr) -> Expr:
+        mark = hole(dtype_of(self.key))
+        return transform(self.read, lambda x: key if x is mark else None)
+
+
+def refused(s: Separator, e: Expr) -> Refused:
+    return Refused(
+        RefusalKind.ORDER,
+        f"the order of {s.name(e)} over the elements depends on an earlier result, so no running extreme element can stand for it",
+        "compare elements by a value that the earlier result only shifts or scales",
+    )
+
+
+def ordered(s: Separator, e: Expr) -> Ordered:
+    """The factorisation of e, or Refused."""
+    t = s.r.term(e)
+    if not t.kind & D:
+        key = e if not s.r.kind(e) & D else s.emit(t)
+        return Ordered(key, hole(dtype_of(key)), Shape.UP)
+    if s.r.odd_load(e):
+        s.groups(e)
+    if isinstance(e, Cast) and s.r.kind(e) == X | D:
+        m = ordered(s, e.arg)
+        return replace(m, read=Cast(m.read, e.dtype), weak=m.weak or s.r.rounds(e))
+    if not isinstance(e, Apply) or s.r.kind(e) != X | D:
+        raise refused(s, e)
+    m2 = _apply(s, e)
+    return m2 if m2 is not None else _canonical(s, e)
+
+
+def _apply(s: Separator, e: Apply) -> Ordered | None:
+    a = e.args
+    if e.fn in _UP | _UP_WEAKLY:
+        m = ordered(s, a[0])
+        return replace(m, read=Apply(e.fn, (m.read,), e.dtype), weak=m.weak or e.fn in _UP_WEAKLY)
+    if e.fn is Fn.NEG or e.fn is Fn.RSQRT:
+        m = ordered(s, a[0])
+        return replace(m, read=Apply(e.fn, (m.read,), e.dtype), shape=_FLIP[m.shape])
+    if e.fn is Fn.ABS or (e.fn is Fn.MUL and a[0] is a[1]):
+        return _even(s, a[0], lambda x: Apply(e.fn, (x,) if e.fn is Fn.ABS else (x, x), e.dtype))
+    if e.fn is Fn.POW:
+        return _power(s, e)
+    if e.fn is Fn.WHERE:
+        return _where(s, e)
+    if len(a) == 2 and (s.r.kind(a[0]) & X) and (s.r.kind(a[1]) & X):
+        return None
+    if len(a) == 2:
+        return _with_result(s, e)
+    raise refused(s, e)
+
+
+def _with_result(s: Separator, e: Apply) -> Ordered | None:
+    """A two-argument function of something ordered and of a value that is fixed along the axis."""
+    left = bool(s.r.kind(e.args[0]) & X)
+    inner, other = (e.args[0], e.args[1]) if left else (e.args[1], e.args[0])
+    m = ordered(s, inner)
+    read = Apply(e.fn, (m.read, other) if left else (other, m.read), e.dtype)
+    shape, weak = m.shape, m.weak
+    match e.fn:
+        case Fn.ADD:
+            pass
+        case Fn.SUB:
+            shape = shape if left else _FLIP[shape]
+        case Fn.MAXIMUM | Fn.MINIMUM:
+            weak = True
+        case Fn.MUL | Fn.DIV:
+            if e.fn is Fn.DIV and not left:
+                return None
+            sign = s.r.term(other)
+            if sign.nonpos:
+                shape = _FLIP[shape]
+            elif not sign.nonneg:
+                if shape in (Shape.CONVEX, Shape.CONCAVE):
+                    raise refused(s, e)
+                shape = Shape.EITHER
+        case Fn.GT | Fn.GE | Fn.LT | Fn.LE:
+            weak = True
+            if (e.fn in (Fn.LT, Fn.LE)) == left:
+                shape = _FLIP[shape]
+        case _:
+            raise refused(s, e)
+    return Ordered(m.key, read, shape, weak)
+
+
+def _even(s: Separator, arg: Expr, rebuild: object) -> Ordered:
+    assert callable(rebuild)
+    m = ordered(s, arg)
+    t = s.r.term(arg)
+    if s.facts.nonneg(t):
+        return replace(m, read=rebuild(m.read))
+    if s.facts.nonneg(s.t.neg(t)):
+        return replace(m, read=rebuild(m.read), shape=_FLIP[m.shape])
+    if m.shape in (Shape.CONVEX, Shape.CONCAVE):
+        raise refused(s, arg)
+    return replace(m, read=rebuild(m.read), shape=Shape.CONVEX, weak=True)
+
+
+def _power(s: Separator, e: Apply) -> Ordered:
+    q = s.r.term(e.args[1])
+    if q.op != "const":
+        raise refused(s, e)
+    n = q.value
+    if n.denominator == 1 and n > 0 and n % 2 == 0:
+        return _even(s, e.args[0], lambda x: Apply(e.fn, (x, e.args[1]), e.dtype))
+    m = ordered(s, e.args[0])
+    read = Apply(e.fn, (m.read, e.args[1]), e.dtype)
+    if n > 0 and (n.denominator == 1 or s.r.term(e.args[0]).nonneg):
+        return replace(m, read=read)
+    if n < 0 and s.r.term(e.args[0]).nonneg:
+        return replace(m, read=read, shape=_FLIP[m.shape])
+    raise refused(s, e)
+
+
+def _where(s: Separator, e: Apply) -> Ordered | None:
+    """A masked element: where(mask, ordered, -inf or +inf), the number being the value of the body at that key."""
+    c, a, b = e.args
+    if s.r.kind(c) & D or not (s.t.ninf in (s.r.term(a), s.r.term(b)) or s.t.inf in (s.r.term(a), s.r.term(b))):
+        raise refused(s, e)
+    swap = s.r.term(a) in (s.t.ninf, s.t.inf)
+    inner, end = (b, a) if swap else (a, b)
+    m = ordered(s, inner)
+    if m.shape not in (Shape.UP, Shape.DOWN):
+        raise refused(s, e)
+    far = build.neg(end) if m.shape is Shape.DOWN else end
+    far = build.cast(far, dtype_of(m.key)) if dtype_of(m.key) is not dtype_of(far) else far
+    key = build.where(c, far, m.key) if swap else build.where(c, m.key, far)
+    mark = hole(dtype_of(m.key))
+    return replace(m, key=key, read=build.where(build.equal(mark, far), end, m.read))
+
+
+def _canonical(s: Separator, e: Apply) -> Ordered:
+    """Elements and results joined more than once: through the groups, as scale * (key + rest)."""
+    if e.fn in COMPARISONS:
+        zero = build.const(0, build.join(*[dtype_of(x) for x in e.args]))
+        gap = ordered(s, build.sub(e.args[0], e.args[1]))
+        if e.fn not in (Fn.GT, Fn.GE, Fn.LT, Fn.LE):
+            raise refused(s, e)
+        shape = gap.shape if e.fn in (Fn.GT, Fn.GE) else _FLIP[gap.shape]
+        return Ordered(gap.key, Apply(e.fn, (gap.read, zero), DType.BOOL), shape, True)
+    try:
+        groups = s.groups(e, strict=False)
+    except Refused as x:
+        raise (x if x.kind is RefusalKind.UNSUPPORTED else refused(s, e)) from None
+    if len(groups) != 1 or groups[0].notes or s._gated(groups[0]):
+        raise refused(s, e)
+    g = groups[0]
+    moving = [(k, p) for k, p in g.terms.items() if k.kind & X]
+    if not moving or any(not poly.is_constant(p) for _, p in moving):
+        raise refused(s, e)
+    key = s.t.add(*[s.t.scale(p[()], k) for k, p in moving])
+    rest = s.t.add(*[s.t.mul(k, s.uncoordinated(p)) for k, p in g.terms.items() if not k.kind & X])
+    key_expr = s.emit(key)
+    read = build.mul(build.add(hole(dtype_of(key_expr)), s.emit(rest)), s.emit(g.scale))
+    shape = Shape.UP if g.scale.nonneg else Shape.DOWN if g.scale.nonpos else Shape.EITHER
+    return Ordered(key_expr, read, shape)
