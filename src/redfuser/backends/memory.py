@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
 import torch
 from torch import Tensor
 
-from redfuser.index.expr import Ref, walk
-from redfuser.index.ints import Axis, FloorDiv, Int, Mod, as_int
+from redfuser.index.expr import Expr, Ref, children, walk
+from redfuser.index.ints import Axis, Int, as_int
 from redfuser.tile.nodes import (
     Assign,
     Combine,
@@ -31,15 +32,43 @@ from redfuser.tile.nodes import (
 
 
 @dataclass(frozen=True, slots=True)
-class Place:
-    """An affine index: for each dimension of the tensor its offset and its coefficients; for each axis its stride."""
+class Linear:
+    """offset + sum of coefficient * axis."""
 
-    offsets: tuple[int, ...]
-    coefficients: tuple[tuple[tuple[Axis, int], ...], ...]
-    checked: tuple[int, ...]
+    offset: int
+    terms: tuple[tuple[Axis, int], ...]
+
+    @staticmethod
+    def of(i: Int) -> Linear | None:
+        """An expression without sizes as a linear one, or None when it is not linear."""
+        offset, terms = 0, []
+        for monomial, c in i.terms:
+            match monomial:
+                case ():
+                    offset = c
+                case ((Axis() as a, 1),):
+                    terms.append((a, c))
+                case _:
+                    return None
+        return Linear(offset, tuple(terms))
+
+    def range(self, ranges: Mapping[Axis, tuple[int, int]]) -> tuple[int, int]:
+        """Its lowest and its highest value."""
+        low = high = self.offset
+        for a, k in self.terms:
+            start, stop = ranges[a]
+            low += k * (start if k > 0 else stop - 1)
+            high += k * (stop - 1 if k > 0 else start)
+        return low, high
+
+
+@dataclass(frozen=True, slots=True)
+class Place:
+    """Where the elements of an index lie: their address, linear in the axes, and the dimensions to be checked."""
+
+    address: Linear
+    checked: tuple[tuple[Linear, int], ...]
     strides: tuple[tuple[int, Axis, int], ...]  # dimension of the value, axis, stride in elements
-    moves: tuple[tuple[Axis, int], ...]
-    base: int
 
     @staticmethod
     def of(
@@ -48,50 +77,46 @@ class Place:
         t: Tensor,
         axes: Sequence[Axis],
         dims: Mapping[Axis, int],
-        number: Callable[[Int], int],
+        sized: Callable[[Int], Int],
     ) -> Place | None:
-        """The place of an index, or None when it is not affine with strides that a view can have."""
-        offsets, rows = [], []
-        for i in index:
-            if any(True for _ in i.gathers()):
+        """The place of an index, or None when no strided view has these elements. ``sized`` puts numbers for sizes.
+
+        The address is taken as a whole: ``stride * k * (l // k) + stride * (l % k)`` is ``stride * l``.
+        """
+        if any(True for i in index for _ in i.gathers()):
+            return None
+        plain = [sized(i) for i in index]
+        place = as_int(int(t.storage_offset()))
+        for i, step in zip(plain, t.stride(), strict=True):
+            place = place + i * step
+        address = Linear.of(place)
+        if address is None:
+            return None
+        checked = []
+        for i, c, n in zip(plain, clip, t.shape, strict=True):
+            line = Linear.of(i) if c else None
+            if c and line is None:
                 return None
-            rest, row = i, []
-            for a in sorted(i.axes(), key=lambda x: x.key):
-                k = i.coefficient(a)
-                if k is None or k.axes():
-                    return None
-                row.append((a, number(k)))
-                rest = rest - k * as_int(a)
-            if any(isinstance(x, FloorDiv | Mod) and (x.num.axes() | x.den.axes()) for x in rest.atoms()):
-                return None
-            offsets.append(number(rest))
-            rows.append(tuple(row))
-        stride: dict[Axis, int] = {}
-        for row, step in zip(rows, t.stride(), strict=True):
-            for a, k in row:
-                stride[a] = stride.get(a, 0) + k * step
+            if line is not None:
+                checked.append((line, n))
+        stride = dict(address.terms)
         if any(stride.get(a, 0) < 0 for a in axes):
             return None
-        checked = tuple(n for n, c in enumerate(clip) if c)
-        base = t.storage_offset() + sum(o * s for o, s in zip(offsets, t.stride(), strict=True))
-        views = tuple((dims[a], a, stride.get(a, 0)) for a in axes)
-        return Place(tuple(offsets), tuple(rows), checked, views, tuple(stride.items()), base)
+        return Place(address, tuple(checked), tuple((dims[a], a, stride.get(a, 0)) for a in axes))
 
     def view(self, t: Tensor, ranges: Mapping[Axis, tuple[int, int]], rank: int) -> Tensor | None:
         """The elements of the tile, or None when some lie outside the tensor."""
-        for n in self.checked:
-            low = high = self.offsets[n]
-            for a, k in self.coefficients[n]:
-                start, stop = ranges[a]
-                low += k * (start if k > 0 else stop - 1)
-                high += k * (stop - 1 if k > 0 else start)
-            if low < 0 or high >= t.shape[n]:
+        for line, n in self.checked:
+            low, high = line.range(ranges)
+            if low < 0 or high >= n:
                 return None
         shape, strides = [1] * rank, [0] * rank
         for d, a, step in self.strides:
             start, stop = ranges[a]
             shape[d], strides[d] = stop - start, step
-        offset = self.base + sum(ranges[a][0] * step for a, step in self.moves)
+        offset = self.address.offset
+        for a, k in self.address.terms:
+            offset += k * ranges[a][0]
         return torch.as_strided(t, shape, strides, offset)
 
 
@@ -117,6 +142,12 @@ def uses_of(s: Statement) -> set[str]:
             return {s.value}
         case Loop():
             return set().union(*(uses_of(x) for x in s.body))
+
+
+def read_once(e: Expr) -> frozenset[str]:
+    """The values that an expression reads at one place only: the place may overwrite them."""
+    count = Counter(c for x in walk(e) for c in children(x))
+    return frozenset(x.name for x in walk(e) if isinstance(x, Ref) and count[x] <= 1)
 
 
 def last_uses(body: tuple[Statement, ...]) -> dict[int, frozenset[str]]:

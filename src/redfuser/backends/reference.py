@@ -15,11 +15,10 @@ import torch
 from torch import Tensor
 
 from redfuser.backends import select
-from redfuser.backends.memory import Place, last_uses
+from redfuser.backends.memory import Place, last_uses, read_once
 from redfuser.backends.torch_expr import TORCH, Owned, evaluate
 from redfuser.index.expr import Const, Ref
-from redfuser.index.ints import Atom, Axis, FloorDiv, Gather, Int, Mod, Size, as_int
-from redfuser.index.nodes import Reducer
+from redfuser.index.ints import ZERO, Atom, Axis, FloorDiv, Gather, Int, Mod, Size, as_int
 from redfuser.tile.nodes import (
     Assign,
     At,
@@ -36,6 +35,7 @@ from redfuser.tile.nodes import (
     Least,
     Loop,
     Map,
+    Program,
     Read,
     Reduce,
     Rename,
@@ -44,7 +44,6 @@ from redfuser.tile.nodes import (
     SelectMerge,
     Statement,
     Store,
-    TileProgram,
     Up,
     outputs_of,
 )
@@ -52,8 +51,8 @@ from redfuser.tile.nodes import (
 BUDGET = 24 * 2**20
 
 
-def run(program: TileProgram, inputs: Mapping[str, Tensor], sizes: Mapping[str, int]) -> list[Tensor]:
-    """The outputs of a tile program. ``inputs`` by name, with any strides; ``sizes`` of the symbolic lengths by name."""
+def run(program: Program, inputs: Mapping[str, Tensor], sizes: Mapping[str, int]) -> list[Tensor]:
+    """The outputs of a tile program. ``inputs`` by name, with any strides; ``sizes``: the symbolic lengths by name."""
     with torch.no_grad():
         tensors = {t.name: inputs[t.name].detach() for t in program.of(Kind.INPUT) if t.name in inputs}
         device = next((t.device for t in tensors.values()), torch.device("cpu"))
@@ -80,6 +79,26 @@ class _Numbers:
             env: dict[Atom, int] = {s: self._sizes[s.name] for s in i.sizes()}
             n = self._known[i] = i.evaluate(env)
         return n
+
+    def sized(self, i: Int) -> Int:
+        """The expression with numbers in place of sizes, simplified again."""
+        total = ZERO
+        for monomial, c in i.terms:
+            term = as_int(c)
+            for a, n in monomial:
+                match a:
+                    case Size():
+                        new = as_int(self._sizes[a.name])
+                    case FloorDiv():
+                        new = self.sized(a.num) // self.sized(a.den)
+                    case Mod():
+                        new = self.sized(a.num) % self.sized(a.den)
+                    case _:
+                        new = as_int(a)
+                for _ in range(n):
+                    term = term * new
+            total = total + term
+        return total
 
     def size(self, s: Size) -> int:
         return self._sizes[s.name]
@@ -109,7 +128,10 @@ class _Execution:
         self.values: dict[str, Tensor] = {}
         self.owned: set[str] = set()
         self.dying: frozenset[str] = frozenset()
+        self.free: frozenset[str] = frozenset()
+        self.once: dict[int, frozenset[str]] = {}
         self.ends = last_uses(k.body)
+        self.spans = {v.name: v.axes for s in _walk(k.body) for v in outputs_of(s)}
         self.places: dict[int, Place | None] = {}
         self.plans: dict[int, _DotPlan] = {}
 
@@ -171,8 +193,7 @@ class _Execution:
     # -- statements --------------------------------------------------------------------------------------------------
     def block(self, body: tuple[Statement, ...]) -> None:
         for s in body:
-            ends = self.ends[id(s)]
-            self.dying = ends
+            self.dying = ends = self.ends[id(s)]
             self.statement(s)
             for name in ends:
                 self.values.pop(name, None)
@@ -183,6 +204,10 @@ class _Execution:
             case Read():
                 self.values[s.out.name] = self.read(s)
             case Map() | Correct():
+                once = self.once.get(id(s))
+                if once is None:
+                    once = self.once[id(s)] = read_once(s.expr) & self.dying
+                self.free = once
                 x, own = evaluate(s.expr, self)
                 self.put(s.out.name, x if x.dim() == self.rank else x.reshape((1,) * self.rank), own)
             case Guard():
@@ -190,7 +215,8 @@ class _Execution:
             case Dot():
                 self.put(s.out.name, self.dot(s), True)
             case Reduce():
-                self.put(s.out.name, select.reduce(self.values[s.arg], self.dim[s.over], s.reducer, s.out.dtype), True)
+                x = select.reduce(self.values[s.arg], self.dim[s.over], s.reducer, s.out.dtype)
+                self.put(s.out.name, x, True)
             case Combine():
                 self.put(s.out.name, self.combine(s), True)
             case Select():
@@ -198,9 +224,10 @@ class _Execution:
                 found = select.best(self.values[s.arg], self.dim[s.over], self.range[s.over][0], s.reducer, k)
                 self.values[s.out.name], self.values[s.index.name] = found
             case SelectMerge():
-                a, b = (self.values[s.left], self.values[s.left_index]), (self.values[s.right], self.values[s.right_index])
+                left = self.values[s.left], self.values[s.left_index]
+                right = self.values[s.right], self.values[s.right_index]
                 k = None if s.k is None else (self.dim[s.k], self.size[s.k])
-                self.values[s.out.name], self.values[s.index.name] = select.merge(a, b, s.reducer, k)
+                self.values[s.out.name], self.values[s.index.name] = select.merge(left, right, s.reducer, k)
             case Rename():
                 x = self.values[s.arg]
                 for a, b in s.axes:
@@ -265,7 +292,7 @@ class _Execution:
 
     # -- the scope of expressions ------------------------------------------------------------------------------------
     def value(self, name: str) -> Owned:
-        return self.values[name], name in self.owned and name in self.dying
+        return self.values[name], name in self.owned and name in self.free
 
     def position(self, index: Int) -> Tensor:
         x = self.indices(index)
@@ -312,12 +339,9 @@ class _Execution:
         key = id(s)
         if key not in self.places:
             clip = s.clip if isinstance(s, Read) else (False,) * len(s.index)
-            self.places[key] = Place.of(s.index, clip, t, axes, self.dim, self.number_of_sizes)
+            self.places[key] = Place.of(s.index, clip, t, axes, self.dim, self.numbers.sized)
         p = self.places[key]
         return None if p is None else p.view(t, self.range, self.rank)
-
-    def number_of_sizes(self, i: Int) -> int:
-        return self.numbers(i)
 
     def read(self, s: Read) -> Tensor:
         t = self.tensors[s.tensor]
@@ -358,8 +382,8 @@ class _Execution:
         p = self.plans.get(id(s))
         if p is None:
             p = self.plans[id(s)] = self.dot_plan(s, left, right)
-        a = _matrix(left, p.batch, p.left, p.over, p.right)
-        b = _matrix(right, p.batch, p.over, p.right, p.left)
+        a = _matrix(left, p.batch, p.left, p.over)
+        b = _matrix(right, p.batch, p.over, p.right)
         shape = [left.shape[d] for d in p.batch] + [left.shape[d] for d in p.left] + [right.shape[d] for d in p.right]
         full = [*shape, *(1 for _ in range(self.rank - len(shape)))]
         if s.add is None:
@@ -367,13 +391,14 @@ class _Execution:
         add = self.values[s.add].to(dtype)
         target = [max(m, n) for m, n in zip(add.shape, [full[d] for d in p.back], strict=True)]
         order = (*p.batch, *p.left, *p.right)
-        c = add.expand(target).permute(*order, *(d for d in range(self.rank) if d not in order)).reshape(*a.shape[:2], b.shape[2])
+        rest = [d for d in range(self.rank) if d not in order]
+        c = add.expand(target).permute(*order, *rest).reshape(*a.shape[:2], b.shape[2])
         return torch.baddbmm(c, a, b).view(full).permute(p.back)
 
     def dot_plan(self, s: Dot, left: Tensor, right: Tensor) -> _DotPlan:
         over = tuple(self.dim[a] for a in s.over)
-        axes_l = {self.dim[a] for a in self.axes_of(s.left)} - set(over)
-        axes_r = {self.dim[a] for a in self.axes_of(s.right)} - set(over)
+        axes_l = {self.dim[a] for a in self.spans[s.left]} - set(over)
+        axes_r = {self.dim[a] for a in self.spans[s.right]} - set(over)
         batch = tuple(sorted(axes_l & axes_r))
         m, n = tuple(sorted(axes_l - axes_r)), tuple(sorted(axes_r - axes_l))
         order = [*batch, *m, *n]
@@ -381,13 +406,8 @@ class _Execution:
         back = tuple(order.index(d) for d in range(self.rank))
         return _DotPlan(batch, m, n, over, back)
 
-    def axes_of(self, name: str) -> frozenset[Axis]:
-        if not hasattr(self, "_axes"):
-            self._axes = {v.name: v.axes for s in _walk(self.kernel.body) for v in outputs_of(s)}
-        return self._axes[name]
 
-
-def _matrix(x: Tensor, batch: tuple[int, ...], rows: tuple[int, ...], columns: tuple[int, ...], gone: tuple[int, ...]) -> Tensor:
+def _matrix(x: Tensor, batch: tuple[int, ...], rows: tuple[int, ...], columns: tuple[int, ...]) -> Tensor:
     """x as (batch, rows, columns); the other dimensions have length 1."""
     order = (*batch, *rows, *columns)
     rest = [d for d in range(x.dim()) if d not in order]

@@ -56,11 +56,17 @@ def combine(reducer: Reducer, a: Tensor, b: Tensor) -> Tensor:
 
 
 def best(x: Tensor, dim: int, start: int, reducer: Reducer, k: tuple[int, int] | None) -> Best:
-    """The best along a dimension and where: positions count from ``start``. For top-k, ``k`` is the dimension and length
-    of the list."""
+    """The best along a dimension and where: positions count from ``start``.
+
+    For top-k, ``k`` is the dimension and the length of the list.
+    """
     if k is None:
         keys = x.to(torch.uint8) if x.dtype is torch.bool else x.to(torch.float32) if _narrow(x) else x
-        at = torch.argmax(keys, dim, keepdim=True) if reducer is Reducer.ARGMAX else torch.argmin(keys, dim, keepdim=True)
+        at = (
+            torch.argmax(keys, dim, keepdim=True)
+            if reducer is Reducer.ARGMAX
+            else torch.argmin(keys, dim, keepdim=True)
+        )
         return torch.gather(x, dim, at), at + start
     k_dim, count = k
     values, at = torch.sort(x, dim=dim, descending=True, stable=True)
@@ -81,8 +87,8 @@ def merge(a: Best, b: Best, reducer: Reducer, k: tuple[int, int] | None) -> Best
     k_dim, count = k
     lists = []
     for values, at in (a, b):
-        shape = torch.broadcast_shapes(a[0].shape[:k_dim] + (1,) + a[0].shape[k_dim + 1 :], b[0].shape[:k_dim] + (1,) + b[0].shape[k_dim + 1 :])
-        shape = (*shape[:k_dim], count, *shape[k_dim + 1 :])
+        shape = [max(n, m) for n, m in zip(a[0].shape, b[0].shape, strict=True)]
+        shape[k_dim] = count
         lists.append((values.expand(shape), at.expand(shape)))
     values, at = (torch.cat([lists[0][n], lists[1][n]], k_dim) for n in (0, 1))
     at, order = torch.sort(at, dim=k_dim, stable=True)

@@ -110,7 +110,7 @@ class _Evaluation:
             work = _common(args)
             return _COMPARE[e.fn](*(_cast(a, work)[0] for a in args)), True
         if e.fn is Fn.ISNAN:
-            return torch.isnan(_cast(args[0], TORCH[e.dtype])[0] if args[0][0].dtype is torch.bool else args[0][0].to(_wide(args[0][0].dtype))), True
+            return torch.isnan(_cast(args[0], _wide(args[0][0].dtype))[0]), True
         if e.fn in _LOGIC:
             logical, bitwise = _LOGIC[e.fn]
             if e.dtype is DType.BOOL:
@@ -150,10 +150,8 @@ def _covers(a: Tensor, b: Tensor) -> bool:
 
 
 def _cast(x: Owned, dtype: torch.dtype) -> Owned:
-    a, own = x
-    if a.dtype is dtype:
-        return x
-    return a.to(dtype), True
+    a = x[0]
+    return x if a.dtype is dtype else (a.to(dtype), True)
 
 
 def _wide(dtype: torch.dtype) -> torch.dtype:

@@ -1,24 +1,25 @@
 """From a region and its derivation to a tile program, under a schedule.
 
-    WHOLE    one kernel: the plain reductions over a whole axis in the tile
-    SINGLE   one kernel: a loop with the running update for each pass, then the results
-    MULTI    for each pass a kernel over segments that stores partial states, and a kernel that merges them in order;
-             then a kernel for the results that keep the cascade axis
+WHOLE    one kernel: the plain reductions over a whole axis in the tile
+SINGLE   one kernel: a loop with the running update for each pass, then the results
+MULTI    for each pass a kernel over segments that stores partial states, and a kernel that merges them in order;
+         then a kernel for the results that keep the cascade axis
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterable
+from dataclasses import replace
 
 from redfuser.algebra.nodes import Accumulator, Base, Derivation, Pass, Stage
-from redfuser.index.expr import Cast, Expr, Load, Part, Ref, dtype_of, loads, ref, substitute, transform, walk
+from redfuser.index.expr import Cast, Expr, Part, Ref, dtype_of, loads, ref, substitute, transform
 from redfuser.index.ints import ZERO, Axis, Int, as_int
 from redfuser.index.nodes import Map as Definition
 from redfuser.index.nodes import Reducer
 from redfuser.regions.nodes import Region, Result
 from redfuser.tile import masks, roles
 from redfuser.tile.identity import NO_POSITION, identity, result_dtype
-from redfuser.tile.lower import Lowering, Stored
+from redfuser.tile.lower import Lowering, Names, Stored
 from redfuser.tile.nodes import (
     Assign,
     At,
@@ -27,6 +28,7 @@ from redfuser.tile.nodes import (
     Kernel,
     Kind,
     Loop,
+    Program,
     Read,
     Role,
     SelectMerge,
@@ -34,14 +36,13 @@ from redfuser.tile.nodes import (
     Strategy,
     Tensor,
     TileAxis,
-    TileProgram,
     Value,
 )
-from redfuser.tile.schedule import Schedule, Unsupported
+from redfuser.tile.strategy import Schedule
 from redfuser.tile.verify import verify
 
 
-def build(region: Region, derivation: Derivation, schedule: Schedule, name: str = "cascade") -> TileProgram:
+def build(region: Region, derivation: Derivation, schedule: Schedule, name: str = "cascade") -> Program:
     """The tile program, verified. Raises Unsupported where there is none for this region."""
     builder = _Builder(region, derivation, schedule)
     match schedule.strategy:
@@ -53,7 +54,7 @@ def build(region: Region, derivation: Derivation, schedule: Schedule, name: str 
             kernels = builder.multi()
         case _:
             raise ValueError(f"{schedule.strategy} has no tile program")
-    return verify(TileProgram(name, tuple(builder.tensors.values()), tuple(kernels)))
+    return verify(Program(name, tuple(builder.tensors.values()), tuple(kernels)))
 
 
 class _Builder:
@@ -63,7 +64,7 @@ class _Builder:
         self.axis = self.frame.cascade
         self.grid, self.fixed = roles.blocks(self.frame, schedule)
         self.stages = {s.name: s for s in region.problem.stages}
-        self.results = tuple(_own_ranks(r, self.stages) for r in region.results)
+        self.results = _named_apart([_own_ranks(r, self.stages) for r in region.results])
         self.inputs = {
             i.name: Tensor(i.name, Kind.INPUT, tuple(a.size for a in i.axes), i.dtype) for i in region.program.inputs
         }
@@ -75,10 +76,16 @@ class _Builder:
         self.definitions = {d.name: d for d in region.program.definitions if isinstance(d, Definition)}
         self.producers = {p.name: p for p in region.producers}
 
-    # -- pieces that the strategies share ------------------------------------------------------------------------------
+    # -- pieces that the strategies share -----------------------------------------------------------------------------
     def lowering(self) -> Lowering:
         names = frozenset({self.axis, *self.frame.kept, *self.frame.ranks, *self.frame.swept})
-        low = Lowering(self.inputs, self.definitions, self.producers, names, self.tensors)
+        low = Lowering(
+            self.inputs | {t.name: t for t in self.scratch.values()},
+            self.definitions,
+            self.producers,
+            names,
+            self.tensors,
+        )
         low.scratch.update(self.scratch)
         low.inner.update(dict.fromkeys(t.axis for t in self.fixed))
         return low
@@ -142,7 +149,7 @@ class _Builder:
     def swept(self, r: Result) -> tuple[Axis, ...]:
         return tuple(a for a in r.axes if a not in self.frame.kept and a not in self.frame.ranks)
 
-    # -- whole -----------------------------------------------------------------------------------------------------------
+    # -- whole --------------------------------------------------------------------------------------------------------
     def whole(self) -> Kernel:
         low = self.lowering()
         low.inner[self.axis] = None
@@ -161,7 +168,7 @@ class _Builder:
             return Stored(value, index, s.axes if s.k is None else (*s.axes, s.k))
         return Stored(low.reduction(s.body, s.reducer, (self.axis,), dtype, s.name), None, s.axes)
 
-    # -- single ------------------------------------------------------------------------------------------------------------
+    # -- single -------------------------------------------------------------------------------------------------------
     def single(self) -> Kernel:
         low = self.lowering()
         tile = self.cascade(self.schedule.tile)
@@ -173,9 +180,7 @@ class _Builder:
         note = f"one program streams {self.axis.name}"
         return self.kernel(low, "single", note, self.grid, [tile, *extra])
 
-    def stream(
-        self, low: Lowering, p: Pass, number: int, tile: TileAxis, within: tuple[Bound, Bound] | None
-    ) -> None:
+    def stream(self, low: Lowering, p: Pass, number: int, tile: TileAxis, within: tuple[Bound, Bound] | None) -> None:
         """The loops of a pass: its steps for every tile."""
         states = self.declare(low, p)
         assert tile.block is not None
@@ -185,9 +190,7 @@ class _Builder:
             low.open(self.axis)
             low.moving(states, 1)
             elements = {s.name: masks.assume(s.element, piece.known) for s in p.steps if isinstance(s, Accumulator)}
-            low.expect(
-                e for s in p.steps for e in (_bodies(s, elements)) if e is not None
-            )
+            low.expect(e for s in p.steps for e in (_bodies(s, elements)) if e is not None)
             news = [v for s in p.steps for v in self.step(low, s, elements)]
             for name, v in news:
                 low.add(Assign(name, v.name))
@@ -215,7 +218,12 @@ class _Builder:
             return [(old.name, self.moved(low, s.name, new)), (at.name, index)]
         wish = f"{s.name}_new"
         if s.reducer is Reducer.SUM:
-            return [(old.name, self.moved(low, s.name, low.reduction(element, s.reducer, (self.axis,), s.dtype, wish, kept)))]
+            return [
+                (
+                    old.name,
+                    self.moved(low, s.name, low.reduction(element, s.reducer, (self.axis,), s.dtype, wish, kept)),
+                )
+            ]
         found = low.reduction(element, s.reducer, (self.axis,), s.dtype, f"{s.name}_tile")
         return [(old.name, self.moved(low, s.name, low.combine(s.reducer, kept, found, wish)))]
 
@@ -235,7 +243,7 @@ class _Builder:
         low.emit(op, level)
         return new, index
 
-    # -- results along streamed axes -----------------------------------------------------------------------------------
+    # -- results along streamed axes ----------------------------------------------------------------------------------
     def sweeps(self, low: Lowering, results: list[Result], done: set[Axis]) -> list[TileAxis]:
         """One loop for each set of results along the same axes; the axes that are new to the kernel."""
         extra: dict[Axis, TileAxis] = {}
@@ -257,7 +265,7 @@ class _Builder:
             low.add(Loop(axis, self.schedule.tile, At(ZERO), end, body, f"results along {axis.name}"))
         return list(extra.values())
 
-    # -- multi -------------------------------------------------------------------------------------------------------------
+    # -- multi --------------------------------------------------------------------------------------------------------
     def multi(self) -> list[Kernel]:
         if self.schedule.segments < 1:
             raise ValueError("MULTI needs at least one segment")
@@ -272,7 +280,10 @@ class _Builder:
             low = self.lowering()
             axis = self.axis if self.axis in axes else axes[0]
             self.write(low, [r for r in swept if self.swept(r) == axes])
-            grid = (*self.grid, roles.tile_axis(axis, Role.CASCADE if axis is self.axis else Role.COLUMN, self.schedule.tile))
+            grid = (
+                *self.grid,
+                roles.tile_axis(axis, Role.CASCADE if axis is self.axis else Role.COLUMN, self.schedule.tile),
+            )
             rest = [roles.tile_axis(a, Role.COLUMN, None) for a in axes if a is not axis]
             kernels.append(self.kernel(low, f"sweep{n + 1}", f"results along {axis.name}", grid, rest))
         return kernels
@@ -308,7 +319,7 @@ class _Builder:
         low.moving(states, 1)
         for s in p.steps:
             self.other(low, s, segment)
-        low.expect(e for s in p.steps if isinstance(s, Base) for e in (s.value,))
+        low.expect(e for s in p.steps for e in _both_sides(s))
         news = [v for s in p.steps for v in self.joined(low, s)]
         for name, v in news:
             low.add(Assign(name, v.name))
@@ -336,7 +347,9 @@ class _Builder:
             return
         for part, t in self.partials(s, segment).items():
             index = tuple(as_int(a) for a in (segment.first, *_state_axes(s)))
-            v = low.new(f"{s.name}_part" if part is Part.VALUE else f"{s.name}_index_part", t.dtype, frozenset(_state_axes(s)))
+            v = low.new(
+                f"{s.name}_part" if part is Part.VALUE else f"{s.name}_index_part", t.dtype, frozenset(_state_axes(s))
+            )
             low.emit(Read(v, t.name, index, tuple(False for _ in index)), 1)
             low.state[_other(s.name), True, part] = v
 
@@ -377,6 +390,12 @@ def _bodies(s: Accumulator | Base, elements: dict[str, Expr]) -> tuple[Expr | No
     return (s.value,) if isinstance(s, Base) else (s.correction, elements[s.name])
 
 
+def _both_sides(s: Accumulator | Base) -> tuple[Expr, ...]:
+    if isinstance(s, Base):
+        return (s.value,)
+    return () if s.correction is None else (s.correction, _other_side(s.correction, True))
+
+
 def _at(e: Expr, values: dict[str, Expr]) -> Expr:
     """e with Refs replaced by values: a base before the first tile."""
 
@@ -402,6 +421,12 @@ def _other_side(e: Expr, old_only: bool) -> Expr:
     return transform(e, leaf)
 
 
+def _named_apart(results: list[Result]) -> tuple[Result, ...]:
+    """The results under different names: two may be components of one value, or the same value twice."""
+    names = Names()
+    return tuple(replace(r, name=names.new(r.name)) for r in results)
+
+
 def _own_ranks(r: Result, stages: dict[str, Stage]) -> Result:
     """A result along a top-k list, with the axis of the list in place of its own."""
     mapping: dict[Axis, Int] = {}
@@ -414,4 +439,4 @@ def _own_ranks(r: Result, stages: dict[str, Stage]) -> Result:
         return r
     axes = tuple(dict.fromkeys(mapping[a].axis or a if a in mapping else a for a in r.axes))
     index = tuple(i.substitute(mapping) for i in r.index)
-    return Result(r.name, r.shape, index, axes, substitute(r.body, mapping), r.dtype)
+    return replace(r, index=index, axes=axes, body=substitute(r.body, mapping))

@@ -1,7 +1,7 @@
 """Which sums of products are dots.
 
-    sum over l of  p[i, l] * v[l, d]      left = p {i, l},  right = v {l, d}      a dot over l
-    sum over l of  x[i, l] * x[i, l]      both span {i, l}                        not a dot
+sum over l of  p[i, l] * v[l, d]      left = p {i, l},  right = v {l, d}      a dot over l
+sum over l of  x[i, l] * x[i, l]      both span {i, l}                        not a dot
 """
 
 from __future__ import annotations
@@ -53,7 +53,9 @@ def split(body: Expr, over: tuple[Axis, ...], accumulator: DType, span: Span) ->
     summed = sorted((f for f in parts if span(f) & contracted), key=lambda f: -len(span(f)))
     if len(summed) < 2:
         return None
-    left, right, outside = [summed[0]], [], []
+    left: list[Expr] = [summed[0]]
+    right: list[Expr] = []
+    outside: list[Expr] = []
     left_span = span(summed[0])
     for f in summed[1:]:
         (left if span(f) <= left_span else right).append(f)

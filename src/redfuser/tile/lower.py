@@ -52,7 +52,7 @@ from redfuser.tile.nodes import (
     Value,
     outputs_of,
 )
-from redfuser.tile.schedule import Unsupported
+from redfuser.tile.strategy import Unsupported
 
 
 @dataclass(frozen=True, slots=True)
@@ -440,7 +440,7 @@ class Lowering:
         level = self.level(v.axes | {axis}, self.level_of[v.name])
         known = self._known(key, level)
         if known is None:
-            known = self.emit(Guard(self.new(v.name, v.dtype, v.axes | {axis}), v.name, axis, fill), level)
+            known = self.emit(Guard(self.new(f"{v.name}_in", v.dtype, v.axes | {axis}), v.name, axis, fill), level)
             self.levels[level].known[key] = known
         return known
 

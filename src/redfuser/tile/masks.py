@@ -168,9 +168,7 @@ def _fold_apply(e: Apply, args: tuple[Expr, ...], facts: Facts) -> Expr:
 _AT_LOWEST = {Fn.EXP: 0.0, Fn.EXP2: 0.0, Fn.SIGMOID: 0.0, Fn.EXPM1: -1.0, Fn.TANH: -1.0}
 
 
-def _absorb(
-    e: Apply, args: tuple[Expr, ...], values: list[float | int | bool | None], facts: Facts
-) -> float | None:
+def _absorb(e: Apply, args: tuple[Expr, ...], values: list[float | int | bool | None], facts: Facts) -> float | None:
     """The number that an infinity or a zero makes of e, whatever its other (finite) argument is."""
     if len(args) == 1:
         v = values[0]

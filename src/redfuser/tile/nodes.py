@@ -284,7 +284,7 @@ class Kernel:
 
 
 @dataclass(frozen=True, slots=True)
-class TileProgram:
+class Program:
     """Kernels that run one after the other. Outputs are returned in the order of ``tensors``."""
 
     name: str

@@ -24,6 +24,7 @@ from redfuser.tile.nodes import (
     Least,
     Loop,
     Map,
+    Program,
     Read,
     Reduce,
     Rename,
@@ -32,7 +33,6 @@ from redfuser.tile.nodes import (
     Statement,
     Store,
     TileAxis,
-    TileProgram,
     Up,
     Value,
 )
@@ -128,7 +128,7 @@ def show_kernel(k: Kernel, namer: Namer = str) -> str:
     return "\n".join(lines)
 
 
-def show_program(p: TileProgram, namer: Namer = str) -> str:
+def show_program(p: Program, namer: Namer = str) -> str:
     """The whole program; ``namer`` renames tensors and values."""
     lines = []
     for kind in Kind:

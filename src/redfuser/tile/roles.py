@@ -1,7 +1,7 @@
 """What each axis of a region is for, and the blocks of the grid.
 
-    q[b, h, i, c] k[b, h, l, c] v[b, h, l, d]     cascade l:   b, h BATCH    i ROW    d COLUMN    c INNER
-    x[m, k] w[k, n]                               cascade k:   m ROW    n COLUMN
+q[b, h, i, c] k[b, h, l, c] v[b, h, l, d]     cascade l:   b, h BATCH    i ROW    d COLUMN    c INNER
+x[m, k] w[k, n]                               cascade k:   m ROW    n COLUMN
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from redfuser.regions.nodes import Region
 from redfuser.tile import dots
 from redfuser.tile.identity import result_dtype
 from redfuser.tile.nodes import Role, TileAxis
-from redfuser.tile.schedule import Schedule
+from redfuser.tile.strategy import Schedule
 
 Spans = tuple[frozenset[Axis], frozenset[Axis]]
 

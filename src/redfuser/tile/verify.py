@@ -25,6 +25,7 @@ from redfuser.tile.nodes import (
     Least,
     Loop,
     Map,
+    Program,
     Read,
     Reduce,
     Rename,
@@ -33,7 +34,6 @@ from redfuser.tile.nodes import (
     Statement,
     Store,
     Tensor,
-    TileProgram,
     Up,
     Value,
     outputs_of,
@@ -56,10 +56,12 @@ class _Scope:
     written: set[str] = field(default_factory=set)
 
     def inner(self, axis: Axis, scalars: frozenset[Axis]) -> _Scope:
-        return _Scope(self.tensors, self.axes | {axis}, self.scalars | scalars, dict(self.values), self.states, self.written)
+        return _Scope(
+            self.tensors, self.axes | {axis}, self.scalars | scalars, dict(self.values), self.states, self.written
+        )
 
 
-def problems(p: TileProgram) -> Iterator[str]:
+def problems(p: Program) -> Iterator[str]:
     """Each rule broken, as a sentence."""
     names = [t.name for t in p.tensors]
     if len(set(names)) != len(names):
@@ -243,7 +245,9 @@ def _typed(s: Statement, args: list[Value], scope: _Scope) -> Iterator[str]:
             if s.over not in args[0].axes:
                 yield f"{s.out.name} reduces {s.over.name}, which {s.arg} lacks"
             k = frozenset[Axis]() if isinstance(s, Reduce) or s.k is None else frozenset((s.k,))
-            yield from _same(s.out, s.out.dtype if isinstance(s, Reduce) else args[0].dtype, (args[0].axes - {s.over}) | k)
+            yield from _same(
+                s.out, s.out.dtype if isinstance(s, Reduce) else args[0].dtype, (args[0].axes - {s.over}) | k
+            )
             if s.reducer.has_index is isinstance(s, Reduce):
                 yield f"{s.out.name}: {s.reducer} in the wrong operation"
         case Combine():
@@ -318,7 +322,7 @@ def _names(axes: frozenset[Axis]) -> str:
     return "{" + ", ".join(sorted(a.name for a in axes)) + "}"
 
 
-def verify(p: TileProgram) -> TileProgram:
+def verify(p: Program) -> Program:
     """The program itself, or InvalidTileProgram with every broken rule."""
     found = list(problems(p))
     if found:

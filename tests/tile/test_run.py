@@ -1,0 +1,112 @@
+"""Tile programs run by the reference backend against plain torch in float64, for every strategy and many tilings."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import cases
+import pytest
+import torch
+
+from redfuser.backends.reference import run
+from redfuser.tile.build import build
+from redfuser.tile.nodes import Loop, Read, Strategy
+from redfuser.tile.strategy import Schedule
+
+SCHEDULES = [
+    Schedule(Strategy.WHOLE, 16),
+    *(Schedule(Strategy.SINGLE, r, t) for r, t in ((1, 1), (7, 7), (16, 16), (64, 128))),
+    *(Schedule(Strategy.MULTI, 16, t, segments=s) for t, s in ((1, 2), (7, 1), (7, 2), (16, 5), (128, 5))),
+]
+
+
+def check(case: cases.Case, schedule: Schedule, tolerance: float = 2e-6) -> None:
+    p = build(case.region, case.derivation, schedule)
+    got = run(p, case.inputs, case.sizes)
+    want = case.expected(case.inputs)
+    assert len(got) == len(want)
+    for a, b in zip(got, want, strict=True):
+        assert a.shape == b.shape and a.is_contiguous()
+        if not b.dtype.is_floating_point:
+            assert torch.equal(a, b)
+            continue
+        assert torch.equal(torch.isnan(a), torch.isnan(b))
+        torch.testing.assert_close(a.double(), b.double(), rtol=tolerance * 4, atol=tolerance, equal_nan=True)
+
+
+@pytest.mark.parametrize("schedule", SCHEDULES, ids=str)
+@pytest.mark.parametrize("mask", ["", "causal", "window", "prefix", "blocks", "rows"])
+def test_weighted_sum_with_masks(mask: str, schedule: Schedule) -> None:
+    size = {"i": 11, "l": 19} if schedule.tile == 1 else {"i": 37, "l": 53}
+    check(cases.attention(b=1, h=2, g=3, mask=mask, probabilities=True, **size), schedule)
+
+
+@pytest.mark.parametrize("schedule", SCHEDULES, ids=str)
+def test_more_rows_than_positions(schedule: Schedule) -> None:
+    """A causal mask aligned at the bottom right leaves the first rows without any position: NaN, as in eager."""
+    check(cases.attention(b=1, h=1, i=29, l=17, mask="causal"), schedule)
+
+
+@pytest.mark.parametrize("dtype,tolerance", [("bfloat16", 2e-2), ("float16", 2e-3)])
+def test_narrow_floats(dtype: str, tolerance: float) -> None:
+    case = cases.attention(dtype=cases.DType(dtype), mask="causal")
+    for s in SCHEDULES[2:4]:
+        check(case, s, tolerance)
+
+
+def test_strided_inputs() -> None:
+    case = cases.attention(b=2, h=3, g=2, i=23, l=31)
+    moved = {n: t.permute(3, 1, 0, 2).contiguous().permute(2, 1, 3, 0) for n, t in case.inputs.items()}
+    wide = {n: torch.cat([t, t * 9], -1)[..., : t.shape[-1]] for n, t in case.inputs.items()}
+    for inputs in (moved, wide):
+        assert any(not t.is_contiguous() for t in inputs.values())
+        case.inputs = inputs
+        check(case, Schedule(Strategy.SINGLE, 16, 8))
+
+
+def test_masked_nan_is_skipped_or_propagated_only_in_its_rows() -> None:
+    case = cases.attention(b=1, h=1, i=16, l=16, mask="causal")
+    case.inputs["v"][0, 0, 12] = float("nan")
+    got = run(build(case.region, case.derivation, Schedule(Strategy.SINGLE, 4, 4)), case.inputs, {})[0]
+    assert not torch.isnan(got[0, 0, :12]).any() and torch.isnan(got[0, 0, 12:]).all()
+
+
+@pytest.mark.parametrize("schedule", SCHEDULES, ids=str)
+@pytest.mark.parametrize(
+    "make", [cases.softmax, cases.two_passes, cases.scaled_product, cases.gathered, cases.reducers]
+)
+def test_cascades(make: Callable[[], cases.Case], schedule: Schedule) -> None:
+    check(make(), schedule, 1e-5)
+
+
+@pytest.mark.parametrize("schedule", SCHEDULES, ids=str)
+def test_variance_at_an_offset(schedule: Schedule) -> None:
+    check(cases.variance(), schedule, 3e-3)  # the inputs themselves have an error of 6e-5
+
+
+@pytest.mark.parametrize("schedule", SCHEDULES, ids=str)
+@pytest.mark.parametrize("kind", ["ties", "nan", "inf", "int"])
+def test_lists_and_positions(kind: str, schedule: Schedule) -> None:
+    check(cases.top_k(kind=kind, dtype=cases.I64 if kind == "int" else cases.F32), schedule, 0.0)
+
+
+@pytest.mark.parametrize("dtype", ["uint8", "int32", "int64"])
+@pytest.mark.parametrize("schedule", SCHEDULES[:4] + SCHEDULES[-3:], ids=str)
+def test_integers(dtype: str, schedule: Schedule) -> None:
+    check(cases.reducers(dtype=cases.DType(dtype)), schedule)
+
+
+@pytest.mark.parametrize(
+    "schedule", [Schedule(Strategy.SINGLE, 8, 16, 4), Schedule(Strategy.MULTI, 8, 16, 8, 3)], ids=str
+)
+def test_column_blocks(schedule: Schedule) -> None:
+    check(cases.scaled_product(), schedule, 1e-5)
+
+
+def test_keys_that_are_values_are_read_once() -> None:
+    case = cases.attention(shared=True, c=8, d=8, g=2)
+    p = build(case.region, case.derivation, Schedule(Strategy.SINGLE, 8, 16))
+    loop = next(s for s in p.kernels[0].body if isinstance(s, Loop))
+    assert [s.tensor for s in loop.body if isinstance(s, Read)] == ["k"]
+    for s in SCHEDULES:
+        check(case, s)
