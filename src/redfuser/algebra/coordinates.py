@@ -87,6 +87,8 @@ def mean_of(s: State, r: Term) -> Mean | None:
     tops, bottoms, rest = list[Term](), list[Term](), list[Term]()
     for f in r.factors:
         b, q = base_power(f)
+        while b.op == "fn" and b.label.startswith("cast:"):
+            b = b.args[0]
         if f.kind & D:
             if q not in (1, -1):
                 return None
@@ -140,7 +142,7 @@ def _place_mean(s: State, stage: Stage, r: Term, name: str) -> Placed:
         n = s.count(stage)
         value = build.where(build.is_identity(n, 0), s.zero(top), build.div(top, weight))
         base = s.set_base(stage, "mean", m.top.state, name, value)
-        exact = inner is r and is_length(s, m.divisor)
+        exact = not any(f.op == "fn" for f in r.factors) and is_length(s, m.divisor)
         return Placed(base, None if exact else build.sub(s.raw(r), base), "the mean of the prefix")
     bottom = s.ref_of(m.bottom.state)
     weights = next(iter(m.bottom.terms))

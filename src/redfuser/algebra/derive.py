@@ -8,7 +8,9 @@ from redfuser.algebra.reader import reads_of
 from redfuser.algebra.separate import Options, Refused
 from redfuser.algebra.state import Notes, State
 from redfuser.algebra.text import report
-from redfuser.index.expr import loads
+from redfuser.index.expr import load, loads
+from redfuser.index.ints import as_int
+from redfuser.index.nodes import Reducer
 from redfuser.index.refusals import Refusal
 
 
@@ -51,6 +53,16 @@ def _derive(problem: Problem, options: Options, apart: frozenset[str]) -> Deriva
     return Derivation(problem, tuple(passes), tuple(reports), tuple(refusals.values()), Proof(tuple(rules), tuple(conditions), None))
 
 
+def _remember(state: State, done: list[Stage]) -> None:
+    """In a later pass the results of earlier ones are parameters that are still extrema of their elements."""
+    state.later = bool(done)
+    t, term = state.t, state.reader.term
+    for s in done:
+        if s.reducer in (Reducer.MAX, Reducer.MIN, Reducer.ARGMAX, Reducer.ARGMIN):
+            d, f = term(load(s.name, tuple(as_int(a) for a in s.axes), s.dtype)), term(s.body)
+            state.facts.learn(t.sub(d, f) if s.reducer in (Reducer.MAX, Reducer.ARGMAX) else t.sub(f, d))
+
+
 def _pass(
     problem: Problem, todo: list[Stage], options: Options, apart: frozenset[str], refusals: dict[str, Refusal]
 ) -> tuple[State, list[Stage]]:
@@ -58,6 +70,7 @@ def _pass(
     stages = {s.name: s for s in todo}
     taken = {x.source for s in problem.stages for x in loads(s.body)} - set(stages)
     state = State(problem, stages, options, taken)
+    _remember(state, [s for s in problem.stages if s.name not in stages])
     left: list[Stage] = []
     missing: set[str] = set()
     for s in todo:

@@ -163,7 +163,7 @@ class Evaluator:
 
     def _watch(self, e: Apply, args: list[Array], out: Array) -> None:
         """Overflow of finite values, and a zero weight times a non-finite value: the two exceptions of the contract."""
-        if e.fn not in (Fn.EXP, Fn.EXP2, Fn.EXPM1, Fn.MUL, Fn.ADD, Fn.SUB, Fn.POW) or out.dtype == np.bool_:
+        if e.fn not in (Fn.EXP, Fn.EXP2, Fn.EXPM1, Fn.MUL, Fn.ADD, Fn.SUB, Fn.POW, Fn.DIV) or out.dtype == np.bool_:
             return
         bad = ~np.isfinite(out)
         if not bad.any() or self.overflow is None:
@@ -173,6 +173,8 @@ class Evaluator:
             fine = fine & np.isfinite(a)
         if e.fn is Fn.MUL:
             fine = fine | (args[0] == 0) | (args[1] == 0)
+        if e.fn is Fn.DIV:
+            fine = np.isinf(args[0]) & np.isinf(args[1])
         self.overflow.append(np.any(bad & fine, axis=-1, keepdims=True))
 
 

@@ -13,8 +13,9 @@ from redfuser.algebra.reader import narrows
 from redfuser.algebra.separate import Group, Refused
 from redfuser.algebra.state import Entry, State, factorial_of, low_precision, old
 from redfuser.algebra.terms import ANY, NONNEG, D, Sign, Term, X, base_power
-from redfuser.index.expr import Apply, Const, DType, Expr, Fn, Part, Ref, children, const, dtype_of, ref
+from redfuser.index.expr import Apply, Cast, DType, Expr, Fn, Part, Ref, children, const, dtype_of, rebuild, ref, transform
 from redfuser.index.nodes import Reducer
+from redfuser.index.print import show
 from redfuser.index.refusals import RefusalKind
 
 Index = tuple[int, ...]
@@ -164,8 +165,6 @@ def _read_both(s: State, stage: Stage, m: Ordered, high: Ref, low: Ref, largest:
 
 
 def _raw_expr(s: State, e: Expr) -> Expr:
-    from redfuser.index.expr import transform
-
     return transform(e, s._raw_leaf)
 
 
@@ -281,13 +280,17 @@ def at_base(s: State, e: Expr, table: dict[Term, Expr]) -> Expr:
         return e
     if not kind & X:
         t = s.reader.term(e)
+        k, r = s.t.split(t)
         if t in table:
             return table[t]
-        minus = s.t.neg(t)
-        if minus in table:
-            return build.neg(table[minus])
-    if not children(e):
-        raise NotAtBase(str(e))
+        if r in table:
+            return build.mul(const(float(k), dtype_of(table[r])), table[r])
+        if s.t.neg(t) in table:
+            return build.neg(table[s.t.neg(t)])
+        if not t.kind:
+            return s.inner(t)
+        if not children(e):
+            return _term_at_base(s, t, table, e)
     args = tuple(at_base(s, a, table) for a in children(e))
     if isinstance(e, Apply):
         match e.fn:
@@ -301,9 +304,22 @@ def at_base(s: State, e: Expr, table: dict[Term, Expr]) -> Expr:
                 return build.mul(*args)
             case Fn.DIV:
                 return build.div(*args)
-    from redfuser.index.expr import rebuild
-
     return rebuild(e, args)
+
+
+def _term_at_base(s: State, t: Term, table: dict[Term, Expr], e: Expr) -> Expr:
+    """A result that is itself put together from results with bases."""
+
+    def go(x: Term) -> Expr:
+        if x in table:
+            return table[x]
+        if not x.kind:
+            return s.inner(x)
+        if x.op not in ("add", "mul", "pow", "max", "min"):
+            raise NotAtBase(show(e))
+        return s.reader.structure(x, go)
+
+    return go(t)
 
 
 # -- sums ----------------------------------------------------------------------------------------------------------------
@@ -353,6 +369,8 @@ class GroupPlacer:
         self.factor: Expr | None = None
         self.idle: Expr | None = None
         self.fix: Expr | None = None
+        self.bounded = False
+        self.poison: Expr | None = None
 
     def place(self) -> Term:
         self._choose_pin()
@@ -437,6 +455,8 @@ class GroupPlacer:
         """An exponent that is not provably <= 0 gets a running maximum of its own as base."""
         s, t = self.s, self.t
         x = s.separator.exponent(self.g.terms)
+        if x is not None and not s.reader.kind(self.stage.body) & D and s.later:
+            return  # in a later pass the body is run as it is written
         if x is None or s.facts.nonneg(t.neg(t.add(x, self.moving))):
             return
         found = self._exponential(self.core)
@@ -452,7 +472,12 @@ class GroupPlacer:
             )
         top = s.key(self.stage, f"{self.name}_max", Reducer.MAX, key, "largest exponent, as a base")
         top_term = s.reader.term(top)
-        self.core = _replace(self.core, found, Apply(found.fn, (build.sub(key, top),), found.dtype))
+        self.core = _along(self.core, found, Apply(found.fn, (build.sub(key, top),), found.dtype))
+        self.bounded = True
+        for m in self.moving.addends:
+            if m is not t.zero:
+                r = s.raw(_parameter(s, m)[1])
+                self.poison = build.sub(r, r) if self.poison is None else build.add(self.poison, build.sub(r, r))
         self.defer = t.mul(self.defer, t.exp(t.add(self.moving, t.mul(unit, top_term))))
         self.moving = t.neg(t.mul(unit, top_term))
         s.rule(self.stage, "bound", s.separator.name(found), s.separator.name(Apply(found.fn, (build.sub(key, top),), found.dtype)),
@@ -472,8 +497,8 @@ class GroupPlacer:
                 stack.append(x.args[0])
             elif isinstance(x, Apply) and x.fn is Fn.WHERE:
                 stack.extend(x.args[1:])
-            elif not isinstance(x, Apply | Const) and children(x):
-                stack.extend(children(x))
+            elif isinstance(x, Cast):
+                stack.append(x.arg)
         return found[0] if len(found) == 1 else None
 
     def _exponent_bases(self) -> None:
@@ -491,8 +516,7 @@ class GroupPlacer:
                 self.idle = test if self.idle is None else build.logic(Fn.OR, self.idle, test)
                 last = _advance(last, s.inner(k), s.raw(r), base)
         self._times(build.exp(total))
-        own = all(v.label.endswith("_max") for v in [a for m in self.moving.addends for a in [_parameter(s, m)[1]]])
-        if not own and not build.is_number(last, 0):
+        if not self.bounded and not build.is_number(last, 0):
             self._fix_times(build.exp(last))
         self.note.treatments.add(Treatment.RESCALE)
         s.rule(self.stage, "rescale", s.separator.name(self.core), f"{s.separator.name(build.exp(total))} when the base moves",
@@ -597,9 +621,8 @@ class GroupPlacer:
     ) -> None:  # fmt: skip
         s = self.s
         k, own = jets[a]
-        value = self._shifted(a, placed, jets, lambda p: build.sub(p.base, old(p.base)) if isinstance(p.base, Ref) else None, True)
-        if k != 1.0 and value is not None:
-            value = build.div(value, const(k, self.dtype))
+        steps = [build.sub(p.base, old(p.base)) if isinstance(p.base, Ref) else None for p in placed]
+        value = self._shifted(a, steps, jets, Fraction(k), before=True)
         state = ref(own.name, self.dtype, old=True)
         correction = value
         if self.factor is not None:
@@ -619,18 +642,16 @@ class GroupPlacer:
         return self.dtype
 
     def _shifted(
-        self, a: Index, placed: list[coordinates.Placed], jets: dict[Index, tuple[float, Ref]], step: object, before: bool
+        self, a: Index, deltas: list[Expr | None], jets: dict[Index, tuple[float, Ref]], unit: Fraction, before: bool
     ) -> Expr | None:
-        """Taylor: sum over b of delta^b / b! * moment(a + b); None where nothing moves."""
-        assert callable(step)
-        deltas = [step(p) for p in placed]
+        """Taylor: sum over b of delta^b / b! * moment(a + b), over the moment's own unit; None where nothing moves."""
         out: Expr | None = None
         moved = False
         for b, (k, state) in jets.items():
             gap = tuple(x - y for x, y in zip(b, a, strict=True))
             if any(n < 0 for n in gap) or any(n and d is None for n, d in zip(gap, deltas, strict=True)):
                 continue
-            c, term = Fraction(k), (old(state) if before else state)
+            c, term = Fraction(k) / unit, (old(state) if before else state)
             factor: Expr | None = None
             for n, d in zip(gap, deltas, strict=True):
                 if n:
@@ -652,12 +673,13 @@ class GroupPlacer:
         zero = tuple(0 for _ in cs)
         if main.name not in self.note.names:
             return  # shared: its owner said what it is worth
-        value = self._shifted(zero, placed, jets, lambda p: p.offset, False)
+        value = self._shifted(zero, [p.offset for p in placed], jets, Fraction(1), before=False)
         if value is not None:
             s.raw_values[v] = value
-        if self.fix is not None:
-            f = s.reader.opaque(self.fix, D, (False, False, True), "fix")
-            s.fixes[v] = f
+        if self.poison is not None:  # a shift that is not finite and cancels out must still show
+            s.fixes[v] = s.own_factor(build.exp(self.poison))
+        elif self.fix is not None:
+            s.fixes[v] = s.reader.opaque(self.fix, D, (False, False, True), "fix")
 
 
 def _advance(total: Expr, k: Expr, new: Expr, before: Expr) -> Expr:
@@ -668,7 +690,11 @@ def _advance(total: Expr, k: Expr, new: Expr, before: Expr) -> Expr:
     return build.add(total, build.mul(k, build.sub(new, before)))
 
 
-def _replace(e: Expr, what: Expr, by: Expr) -> Expr:
-    from redfuser.index.expr import transform
-
-    return transform(e, lambda x: by if x is what else None)
+def _along(e: Expr, what: Expr, by: Expr) -> Expr:
+    """what replaced by by, where it stands as a factor."""
+    if e is what:
+        return by
+    if not isinstance(e, Apply) or e.fn not in (Fn.MUL, Fn.NEG, Fn.DIV, Fn.WHERE):
+        return rebuild(e, tuple(_along(a, what, by) for a in children(e))) if isinstance(e, Cast) else e
+    fixed = {Fn.DIV: (1,), Fn.WHERE: (0,)}.get(e.fn, ())
+    return Apply(e.fn, tuple(a if i in fixed else _along(a, what, by) for i, a in enumerate(e.args)), e.dtype)

@@ -74,6 +74,7 @@ class State:
         self.inner_exprs: dict[tuple[str, Part], Expr] = {}
         self.raw_exprs: dict[tuple[str, Part], Expr] = {}
         self._shadow: dict[Term, Term] = {}
+        self.later = False  # not the first pass
         self.taken = taken
         from redfuser.algebra.coordinates import conditioned
 
@@ -204,6 +205,12 @@ class State:
                 bare = self._shadow[v] = self.t.var(f"{v.label}°", D, v.sign)
                 self.reader.exprs[bare] = self.reader.exprs[v]
         return self.t.mul(self.t.pow(bare, q), self.t.pow(fix, q))
+
+    def own_factor(self, e: Expr) -> Term:
+        """A positive factor that nothing else shares, so that it never cancels."""
+        v = self.t.var(f"own{len(self.fixes)}", D, (False, False, True))
+        self.reader.exprs[v] = e
+        return v
 
     def _raw_var(self, v: Term) -> Expr | None:
         value, fix = self.raw_values.get(v), self.fixes.get(v)
