@@ -134,7 +134,7 @@ def temperature_softmax(x, v, alpha):
 @one(xv, "rescale defer")
 def softmax_without_max(x, v):
     e = torch.exp(x)
-    return (e @ v) / e.sum(-1, keepdim=True)
+    return (e / e.sum(-1, keepdim=True)) @ v
 
 
 @one(lambda: (rnd(R, L), rnd(R, L, seed=3), rnd(L, N, seed=1)), "rescale defer")
