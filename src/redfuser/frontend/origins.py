@@ -41,7 +41,7 @@ def name_of(node: fx.Node) -> str:
 def identifier(text: str) -> str:
     """A readable Python identifier: ``l_self_modules_proj_parameters_weight_`` becomes ``proj_weight``."""
     name = re.sub(r"\W", "_", text)
-    name = re.sub(r"^([Ll]_+(kwargs_|fn_)?(self_)?|g_(?=.*(parameters|buffers)))", "", name).strip("_")
+    name = re.sub(r"^([Ll]_+(kwargs_|fn_|args_\d+_(?=.*(modules|parameters|buffers)))?(self_)?|g_(?=.*(parameters|buffers)))", "", name).strip("_")
     name = re.sub(r"(^|_)(modules|parameters|buffers)_", r"\1", name)
     name = re.sub(r"_+", "_", name) or "value"
     return f"v_{name}" if name[0].isdigit() or keyword.iskeyword(name) else name

@@ -93,6 +93,9 @@ def apply(fn: Fn, args: tuple[Expr, ...], dtype: DType) -> Expr:
     if fn in COMPARISONS or (fn in LOGIC and dtype is DType.BOOL):
         folded = _fold_logic(fn, args)
     elif fn is Fn.WHERE:
+        condition, yes, no = args
+        if isinstance(condition, Apply) and condition.fn is Fn.NOT:
+            return apply(Fn.WHERE, (condition.args[0], no, yes), dtype)
         folded = _fold_where(args)
     elif dtype in _WIDE:
         folded = _fold_int(fn, args)
@@ -181,11 +184,25 @@ def _fold_logic(fn: Fn, args: tuple[Expr, ...]) -> Expr | None:
             (a,) = args
             if isinstance(a, Const):
                 return const(not a.value, DType.BOOL)
-            return a.args[0] if isinstance(a, Apply) and a.fn is Fn.NOT else None
+            return _fold_not(a)
         case Fn.XOR:
             return None
         case _:
             return _fold_comparison(fn, args)
+
+
+_OPPOSITE = {Fn.LT: Fn.GE, Fn.GE: Fn.LT, Fn.GT: Fn.LE, Fn.LE: Fn.GT, Fn.EQ: Fn.NE, Fn.NE: Fn.EQ}
+
+
+def _fold_not(a: Expr) -> Expr | None:
+    """Comparisons of integers turn around; those of floats do not, because of NaN."""
+    if not isinstance(a, Apply):
+        return None
+    if a.fn is Fn.NOT:
+        return a.args[0]
+    if a.fn in _OPPOSITE and not any(dtype_of(x).is_float for x in a.args):
+        return apply(_OPPOSITE[a.fn], a.args, DType.BOOL)
+    return None
 
 
 def _fold_comparison(fn: Fn, args: tuple[Expr, ...]) -> Expr | None:

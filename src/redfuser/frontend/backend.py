@@ -1,0 +1,134 @@
+"""The Dynamo backend: rewrite before autograd, then hand the rest over.
+
+Whatever goes wrong on our side, the graph runs as it came. A user's function never fails because of a fusion.
+"""
+
+from __future__ import annotations
+
+import functools
+import logging
+import operator
+import warnings
+from collections.abc import Callable, Sequence
+from typing import Any, Literal
+
+import torch
+import torch.fx as fx
+
+from redfuser.frontend.functional import functional
+from redfuser.frontend.kinds import is_size, is_view
+from redfuser.frontend.lower import Lowered, lower
+from redfuser.frontend.partition import Cut, extract
+from redfuser.frontend.region_op import Kernel
+from redfuser.frontend.splice import splice
+
+log = logging.getLogger("redfuser")
+
+Factory = Callable[[Cut], Kernel | None]
+Choice = tuple[frozenset[str], frozenset[str], Factory]
+Choose = Callable[[Lowered], Sequence[Choice]]
+Compiled = Callable[..., Any]
+Rest = Literal["inductor", "eager"]
+
+
+def make_backend(choose: Choose, rest: Rest = "inductor") -> Callable[[fx.GraphModule, list[Any]], Compiled]:
+    """A backend for ``torch.compile``.
+
+    ``choose`` looks at a lowered graph and names what to fuse: members and producers of each cascade, and a factory that
+    makes the kernel for the cut around them, or None to leave it. ``rest`` compiles what is not fused.
+    """
+
+    def backend(gm: fx.GraphModule, example_inputs: list[Any]) -> Compiled:
+        try:
+            fused = rewrite(gm, example_inputs, choose)
+        except Exception:
+            log.warning("a graph is left as it is: fusing it failed", exc_info=True)
+            fused = None
+        if fused is None:
+            return hand_over(gm, example_inputs, rest)
+        if _only_regions(fused) and not _records_gradients(example_inputs):
+            return fused.forward
+        try:
+            return hand_over(fused, example_inputs, rest)
+        except Exception:
+            log.warning("a graph is left as it is: compiling around the fused regions failed", exc_info=True)
+            return hand_over(gm, example_inputs, rest)
+
+    return backend
+
+
+def rewrite(gm: fx.GraphModule, example_inputs: Sequence[Any], choose: Choose) -> fx.GraphModule | None:
+    """The functional graph with fused regions in it; None when nothing is fused. ``gm`` itself is not changed."""
+    if any(_switches_gradients(n) for n in gm.graph.nodes):
+        # recomputing a region under autograd would differentiate what the user excluded
+        log.info("a graph that switches gradients on or off inside is not fused")
+        return None
+    graph = functional(gm, example_inputs)
+    lowered = lower(graph)
+    done = 0
+    for members, producers, factory in choose(lowered):
+        cut = extract(lowered, members, producers)
+        kernel = None if cut is None else factory(cut)
+        if cut is not None and kernel is not None:
+            splice(graph, cut, kernel)
+            done += 1
+    if not done:
+        return None
+    graph.graph.eliminate_dead_code()
+    graph.recompile()
+    return graph
+
+
+def hand_over(gm: fx.GraphModule, example_inputs: Sequence[Any], rest: Rest) -> Compiled:
+    """Compiles a graph without fusing anything of ours."""
+    if rest == "eager":
+        return gm.forward
+    if not has_compiler():
+        from torch._dynamo.backends.debugging import aot_eager
+
+        compiled: Compiled = aot_eager(gm, list(example_inputs))
+        return compiled
+    from torch._inductor.compile_fx import compile_fx
+
+    return compile_fx(gm, list(example_inputs))
+
+
+@functools.cache
+def has_compiler() -> bool:
+    """Whether Inductor has a C++ compiler. Says so, once, when it has none."""
+    from torch._inductor.exc import InvalidCxxCompiler
+
+    try:
+        from torch._inductor.cpp_builder import get_cpp_compiler
+
+        get_cpp_compiler()
+    except InvalidCxxCompiler:
+        warnings.warn(
+            "redfuser: no C++ compiler was found, so what is not fused runs through aot_eager; "
+            "install g++ or clang, or set CXX, to compile it",
+            stacklevel=2,
+        )
+        return False
+    return True
+
+
+def _switches_gradients(n: fx.Node) -> bool:
+    return n.op == "call_function" and n.target in (
+        torch._C._set_grad_enabled,
+        torch.autograd.grad_mode._enter_inference_mode,
+    )
+
+
+def _only_regions(gm: fx.GraphModule) -> bool:
+    """Nothing is left but regions and views of what they take and give."""
+    return all(
+        n.op != "call_function"
+        or n.target in (torch.ops.redfuser.region.default, operator.getitem)
+        or is_view(n)
+        or is_size(n)
+        for n in gm.graph.nodes
+    )
+
+
+def _records_gradients(inputs: Sequence[Any]) -> bool:
+    return torch.is_grad_enabled() and any(isinstance(x, torch.Tensor) and x.requires_grad for x in inputs)

@@ -1,0 +1,122 @@
+"""One operator, ``redfuser::region``, that stands for every fused region in a graph.
+
+What it computes is found by a handle in a registry: the kernel, and the unfused sub-graph that it replaces. The
+backward recomputes that sub-graph under autograd, so gradients are those of the operations as the user wrote them.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import threading
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+
+from redfuser.frontend.partition import Cut
+from redfuser.frontend.values import torch_dtype
+from redfuser.index.print import show_program
+
+Kernel = Callable[[list[torch.Tensor], dict[str, int]], list[torch.Tensor]]
+
+
+@dataclass(frozen=True)
+class Entry:
+    kernel: Kernel
+    cut: Cut
+
+
+_entries: dict[str, Entry] = {}
+_lock = threading.Lock()
+
+
+def register(cut: Cut, kernel: Kernel) -> str:
+    """A handle for a region. It names the content, since compiled graphs that mention it outlive the process."""
+    text = show_program(cut.lowered.program) + cut.module.code
+    digest = hashlib.sha256(text.encode()).hexdigest()[:16]
+    with _lock:
+        n = 0
+        while f"{digest}-{n}" in _entries:
+            n += 1
+        handle = f"{digest}-{n}"
+        _entries[handle] = Entry(kernel, cut)
+    return handle
+
+
+def entry(handle: str) -> Entry:
+    return _entries[handle]
+
+
+_library = torch.library.Library("redfuser", "DEF")
+_library.define("region(Tensor[] inputs, SymInt[] sizes, str handle) -> Tensor[]")
+
+
+def _run(inputs: Sequence[torch.Tensor], sizes: Sequence[int], handle: str) -> list[torch.Tensor]:
+    if any(x.is_meta for x in inputs):
+        return _shapes_only(inputs, sizes, handle)
+    found = _entries[handle]
+    results = found.kernel(list(inputs), found.cut.sizes(inputs, sizes))
+    return _owned(results, inputs)
+
+
+def _owned(results: Sequence[torch.Tensor], inputs: Sequence[torch.Tensor]) -> list[torch.Tensor]:
+    """Contiguous results that share no memory with an input or with each other, as an operator has to give."""
+    taken = {x.untyped_storage().data_ptr() for x in inputs}
+    out: list[torch.Tensor] = []
+    for r in results:
+        r = r.detach().contiguous()
+        if r.untyped_storage().data_ptr() in taken:
+            r = r.clone(memory_format=torch.contiguous_format)
+        taken.add(r.untyped_storage().data_ptr())
+        out.append(r)
+    return out
+
+
+def _shapes_only(inputs: Sequence[torch.Tensor], sizes: Sequence[Any], handle: str) -> list[torch.Tensor]:
+    cut = _entries[handle].cut
+    bound = cut.sizes(inputs, sizes)
+    program = cut.lowered.program
+    out = []
+    for o, shape in zip(program.outputs, cut.shapes, strict=True):
+        lengths = [n.evaluate({s: bound[s.name] for s in n.sizes()}) for n in shape]
+        out.append(torch.empty(lengths, dtype=torch_dtype(program[o.value].dtype), device=inputs[0].device))
+    return out
+
+
+def _save(ctx: Any, inputs: tuple[Any, ...], output: Any) -> None:
+    tensors, sizes, handle = inputs
+    ctx.save_for_backward(*tensors)
+    ctx.sizes, ctx.handle = sizes, handle
+    ctx.set_materialize_grads(False)
+
+
+def _backward(ctx: Any, grads: Sequence[torch.Tensor | None]) -> tuple[Any, ...]:
+    """Gradients of the unfused sub-graph, recomputed. Differentiable again when the caller asks for it."""
+    module = _entries[ctx.handle].cut.module
+    again = torch.is_grad_enabled()
+    inputs = [_leaf(x, again) for x in ctx.saved_tensors]
+    wanted = [x for x, needed in zip(inputs, ctx.needs_input_grad[0], strict=True) if needed and x.requires_grad]
+    found: dict[int, torch.Tensor | None] = {}
+    with torch.enable_grad():
+        outputs = module(*inputs, *ctx.sizes)
+        pairs = [(o, g) for o, g in zip(outputs, grads, strict=True) if g is not None and o.requires_grad]
+        if pairs and wanted:
+            outs, given = zip(*pairs, strict=True)
+            results = torch.autograd.grad(outs, wanted, given, allow_unused=True, create_graph=again)
+            found = {id(x): g for x, g in zip(wanted, results, strict=True)}
+    return [found.get(id(x)) for x in inputs], [None] * len(ctx.sizes), None
+
+
+def _leaf(x: torch.Tensor, again: bool) -> torch.Tensor:
+    if not x.is_floating_point():
+        return x
+    if again:
+        # a view of its own, so that a tensor given twice has two gradients
+        return x.view_as(x) if x.requires_grad else x.detach().requires_grad_()
+    return x.detach().requires_grad_()
+
+
+_library.impl("region", _run, "CompositeExplicitAutograd")
+torch.library.register_fake("redfuser::region", _shapes_only, lib=_library)
+torch.library.register_autograd("redfuser::region", _backward, setup_context=_save, lib=_library)
