@@ -18,7 +18,8 @@ from redfuser.frontend.partition import Cut
 from redfuser.frontend.values import torch_dtype
 from redfuser.index.print import show_program
 
-Kernel = Callable[[list[torch.Tensor], dict[str, int]], list[torch.Tensor]]
+# inputs and symbolic sizes in, results out; None when this call is better run unfused
+Kernel = Callable[[list[torch.Tensor], dict[str, int]], list[torch.Tensor] | None]
 
 
 @dataclass(frozen=True)
@@ -57,6 +58,9 @@ def _run(inputs: Sequence[torch.Tensor], sizes: Sequence[int], handle: str) -> l
         return _shapes_only(inputs, sizes, handle)
     found = _entries[handle]
     results = found.kernel(list(inputs), found.cut.sizes(inputs, sizes))
+    if results is None:
+        with torch.no_grad():
+            results = list(found.cut.module(*inputs, *sizes))
     return _owned(results, inputs)
 
 

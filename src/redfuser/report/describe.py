@@ -3,13 +3,17 @@
 from __future__ import annotations
 
 from redfuser.algebra.nodes import Derivation
-from redfuser.analysis import Cascade, Decision, Reduction
+from redfuser.analysis import Cascade, Decided, Decision, Reduction
 from redfuser.index.print import show, show_int
 from redfuser.regions.nodes import Region
+from redfuser.runtime.plan import Plan
+from redfuser.settings import Strategy
+from redfuser.tile.print import show_program
+from redfuser.tile.strategy import Unsupported
 
 
-def describe(region: Region, derivation: Derivation, decision: Decision, loop: str) -> Cascade:
-    """The public view of one cascade. ``loop`` is its tile program as text."""
+def describe(region: Region, derivation: Derivation, plan: Plan) -> Cascade:
+    """The public view of one cascade: what it is, why one loop is legal, and what runs."""
     reports = {r.stage: r for r in derivation.reports}
     reductions = tuple(
         Reduction(
@@ -26,6 +30,7 @@ def describe(region: Region, derivation: Derivation, decision: Decision, loop: s
         for s in region.problem.stages
     )
     axis = region.problem.axis
+    decision, loop = _chosen(plan)
     return Cascade(
         reductions=reductions,
         axes=((axis.name, show_int(axis.size)),),
@@ -37,3 +42,14 @@ def describe(region: Region, derivation: Derivation, decision: Decision, loop: s
         refusals=derivation.refusals,
         loop=loop,
     )
+
+
+def _chosen(plan: Plan) -> tuple[Decision, str]:
+    """What runs, and the loop as text. A cascade that runs unfused shows the loop that it could run."""
+    try:
+        loop = show_program(plan.program(plan.shown))
+    except Unsupported as e:
+        return Decision("unfused", Decided.UNSUPPORTED, str(e)), "no tile program"
+    made = plan.decide({})
+    forced = plan.options.strategy is not Strategy.AUTO
+    return Decision(str(made.strategy), Decided.FORCED if forced else Decided.COST, made.reason), loop

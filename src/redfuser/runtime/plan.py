@@ -3,22 +3,98 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Protocol
 
 from torch import Tensor
 
 from redfuser.algebra.nodes import Derivation
+from redfuser.index.ints import Int
 from redfuser.regions.nodes import Region
-from redfuser.tile.cost import Decision, choose
-from redfuser.tile.nodes import Program
-from redfuser.tile.strategy import Schedule
+from redfuser.settings import Options
+from redfuser.settings import Strategy as Wanted
+from redfuser.tile.build import build
+from redfuser.tile.cost import Decision, choose, schedule
+from redfuser.tile.nodes import Program, Strategy
+from redfuser.tile.strategy import Schedule, Unsupported
 
-Tensors = Sequence[Tensor]
 Sizes = Mapping[str, int]
 
 
 class Runner(Protocol):
-    """What runs tile programs: given inputs by name and sizes by name, the results in order."""
+    """What runs a tile program: inputs and symbolic sizes by name in, the results in order out."""
 
     def __call__(self, program: Program, inputs: Mapping[str, Tensor], sizes: Sizes) -> list[Tensor]: ...
+
+
+class Plan:
+    """Tile programs for one region, made when a call first needs them."""
+
+    def __init__(self, region: Region, derivation: Derivation, options: Options, runner: Runner) -> None:
+        self.region = region
+        self.derivation = derivation
+        self.options = options
+        self._runner = runner
+        self._decisions: dict[tuple[int, ...], Decision] = {}
+        self._programs: dict[Schedule, Program] = {}
+        self._lock = threading.Lock()
+        self._sizes = region.program.sizes
+        self._lengths = tuple({a.size for i in region.program.inputs for a in i.axes} | {region.problem.axis.size})
+
+    def __call__(self, inputs: Sequence[Tensor], sizes: Sizes) -> list[Tensor] | None:
+        """The results, or None when this call is better run unfused."""
+        if any(self._number(n, sizes) == 0 for n in self._lengths):
+            return None
+        decision = self.decide(sizes)
+        if decision.schedule is None:
+            return None
+        named = {i.name: x for i, x in zip(self.region.program.inputs, inputs, strict=True)}
+        return self._runner(self.program(decision.schedule), named, sizes)
+
+    def decide(self, sizes: Sizes) -> Decision:
+        """What runs at these lengths, and why. Lengths that are not given count as when the function was compiled."""
+        key = tuple(sizes.get(s.name, s.hint) for s in self._sizes)
+        decision = self._decisions.get(key)
+        if decision is None:
+            o = self.options
+            wanted = None if o.strategy is Wanted.AUTO else Strategy(o.strategy.value)
+            decision = choose(
+                self.region,
+                self.derivation,
+                sizes=sizes,
+                strategy=wanted,
+                tile=o.tile,
+                segments=o.segments,
+                threshold=o.fuse_threshold,
+            )
+            self._decisions[key] = decision
+        return decision
+
+    @property
+    def worthwhile(self) -> bool:
+        """False when no call can ever be fused: the lengths are all fixed, or the options forbid it."""
+        if any(n.value == 0 for n in self._lengths) or self.options.strategy is Wanted.UNFUSED:
+            return False
+        try:
+            self.program(self.shown)
+        except Unsupported:
+            return False
+        return bool(self._sizes) or self.decide({}).schedule is not None
+
+    @property
+    def shown(self) -> Schedule:
+        """The schedule that an explanation shows: the one that runs, or streaming in one segment if it runs unfused."""
+        chosen = self.decide({}).schedule
+        return chosen or schedule(self.region, self.derivation, Strategy.SINGLE, {}, self.options.tile)
+
+    def program(self, chosen: Schedule) -> Program:
+        """The tile program of a schedule. Raises Unsupported where there is none."""
+        with self._lock:
+            program = self._programs.get(chosen)
+            if program is None:
+                program = self._programs[chosen] = build(self.region, self.derivation, chosen)
+            return program
+
+    @staticmethod
+    def _number(n: Int, sizes: Sizes) -> int:
+        return n.evaluate({s: sizes[s.name] for s in n.sizes()})
