@@ -1,4 +1,5 @@
-"""Cascades built by hand for the tests of tile programs: a region, its derivation, inputs, and the plain torch result."""
+# ruff: noqa: E741, E501
+"""Cascades built by hand for tests of tile programs: a region, its derivation, inputs, and the plain torch result."""
 
 from __future__ import annotations
 
@@ -161,7 +162,7 @@ def attention(
         Stage("o", Reducer.SUM, (*rows, D), mul(ap(Fn.DIV, p, z_l), value), F32),
     ]
     problem = Problem(L, tuple(stages))
-    steps, m, base = softmax_steps(s, rows, [("z", None, rows), ("o", value, (*rows, D))])
+    steps, m, _ = softmax_steps(s, rows, [("z", None, rows), ("o", value, (*rows, D))])
     z = ref("z", F32)
     safe = where(test(Fn.EQ, ref("m", F32), NINF), const(math.nan, F32), ap(Fn.DIV, ref("o", F32), z))
     d_ = derivation(problem, Pass(tuple(steps), (Read("m", m, None), Read("z", z, None), Read("o", safe, None))))
@@ -375,7 +376,7 @@ def reducers(n: int = 6, l: int = 40, dtype: DType = F32) -> Case:
     def expected(v: dict[str, Tensor]) -> list[Tensor]:
         x = v["x"].double() if dtype.is_float else v["x"]
         out = [x.sum(-1), x.amax(-1), x.amin(-1), (x > 0).any(-1), (x > 0).all(-1), (x > 0).sum(-1)]
-        return out + [torch.logsumexp(x, -1), x.prod(-1)] if dtype.is_float else out
+        return [*out, torch.logsumexp(x, -1), x.prod(-1)] if dtype.is_float else out
 
     return Case(region([x_in], problem, results), d, {"x": data}, expected, {})
 

@@ -54,9 +54,14 @@ BUDGET = 24 * 2**20
 def run(program: Program, inputs: Mapping[str, Tensor], sizes: Mapping[str, int]) -> list[Tensor]:
     """The outputs of a tile program. ``inputs`` by name, with any strides; ``sizes``: the symbolic lengths by name."""
     with torch.no_grad():
+        numbers = _Numbers(sizes)
         tensors = {t.name: inputs[t.name].detach() for t in program.of(Kind.INPUT) if t.name in inputs}
         device = next((t.device for t in tensors.values()), torch.device("cpu"))
-        numbers = _Numbers(sizes)
+        for t in program.of(Kind.INPUT):
+            shape = tuple(numbers(i) for i in t.shape)
+            if t.name in tensors and (tensors[t.name].shape != shape or tensors[t.name].dtype is not TORCH[t.dtype]):
+                x = tensors[t.name]
+                raise ValueError(f"{t.name} is {x.dtype} {tuple(x.shape)}, the program takes {t.dtype.value} {shape}")
         for t in program.tensors:
             if t.kind is not Kind.INPUT:
                 shape = tuple(numbers(i) for i in t.shape)

@@ -16,6 +16,12 @@ VIEWS = frozenset({
 CASTS = frozenset({"_to_copy", "to", "type_as"})
 CONTRACTIONS = frozenset({"matmul", "mm", "bmm", "linear", "addmm", "baddbmm", "einsum", "mv", "dot", "linalg_matmul"})
 ATTENTION = frozenset({"scaled_dot_product_attention"})
+REDUCTIONS = CONTRACTIONS | ATTENTION | frozenset({
+    "sum", "mean", "amax", "amin", "max", "min", "prod", "any", "all", "var", "std", "var_mean", "std_mean", "softmax",
+    "_softmax", "log_softmax", "_log_softmax", "logsumexp", "layer_norm", "native_layer_norm", "rms_norm", "group_norm",
+    "linalg_vector_norm", "norm", "topk", "argmax", "argmin", "aminmax", "count_nonzero", "cosine_similarity",
+    "cross_entropy_loss", "nll_loss_nd", "nll_loss", "scatter",
+})  # fmt: skip
 
 
 def op_of(node: fx.Node) -> str | None:

@@ -16,6 +16,7 @@ import torch.fx as fx
 from torch.utils import _pytree as pytree
 
 from redfuser.frontend.decompose import decomposed
+from redfuser.frontend.materialise import stored_values
 from redfuser.frontend.ops import OPS, Call
 from redfuser.frontend.ops.registry import Body, Result
 from redfuser.frontend.origins import identifier, name_of, origin_of, where_of
@@ -25,6 +26,7 @@ from redfuser.index.expr import DType, Expr, Fn, Part, const, load, position
 from redfuser.index.ints import ZERO, Axis, Int, as_int
 from redfuser.index.nodes import Definition, Input, Map, Origin, Output, Program, Reduce, Reducer
 from redfuser.index.refusals import Refusal, RefusalKind
+from redfuser.index.simplify import simplify
 from redfuser.index.verify import verify
 
 _KEPT = ("a", "b", "h", "i", "j")
@@ -43,10 +45,12 @@ class Lowered:
     node_of: dict[str, fx.Node]
     input_nodes: dict[str, fx.Node]
     output_nodes: tuple[fx.Node, ...]
+    renamed: dict[str, str]
 
     def nodes_of(self, name: str) -> tuple[fx.Node, ...]:
         """Every node that computes the definition: one, or several where the program wrote it twice."""
-        return (self.node_of[name],)
+        names = [name, *(old for old, new in self.renamed.items() if new == name)]
+        return tuple(dict.fromkeys(self.node_of[n] for n in names))
 
 
 def lower(gm: fx.GraphModule) -> Lowered:
@@ -54,7 +58,7 @@ def lower(gm: fx.GraphModule) -> Lowered:
 
     An operation that is not covered becomes an input of the program, with a refusal that names it.
     """
-    driver = Driver(gm)
+    driver = Driver(gm, stored=stored_values(gm.graph))
     outputs: list[fx.Node] = []
     for node in gm.graph.nodes:
         if node.op == "output":
@@ -64,23 +68,11 @@ def lower(gm: fx.GraphModule) -> Lowered:
     kept = [n for n in outputs if isinstance(driver.env.get(n), Value)]
     for n in kept:
         driver.output(n)
-    program = verify(_pruned(driver.inputs, driver.definitions, driver.outputs))
+    written = Program(tuple(driver.inputs), tuple(driver.definitions), tuple(driver.outputs))
+    program, renamed = simplify(verify(written))
+    verify(program)
     inputs = {i.name: driver.input_nodes[i.name] for i in program.inputs}
-    return Lowered(gm, program, tuple(driver.refusals), driver.node_of, inputs, tuple(kept))
-
-
-def _pruned(inputs: list[Input], definitions: list[Definition], outputs: list[Output]) -> Program:
-    """What the outputs need."""
-    from redfuser.index.expr import loads
-    from redfuser.index.ints import Gather  # noqa: F401  (loads sees through gathered indices)
-
-    needed = {o.value for o in outputs}
-    kept: list[Definition] = []
-    for d in reversed(definitions):
-        if d.name in needed:
-            kept.append(d)
-            needed |= {x.source for x in loads(d.body)}
-    return Program(tuple(i for i in inputs if i.name in needed), tuple(reversed(kept)), tuple(outputs))
+    return Lowered(gm, program, tuple(driver.refusals), driver.node_of, inputs, tuple(kept), renamed)
 
 
 @dataclass
@@ -97,6 +89,7 @@ class Driver:
     input_nodes: dict[str, fx.Node] = field(default_factory=dict)
     names: set[str] = field(default_factory=set)
     current: fx.Node | None = None
+    stored: frozenset[fx.Node] = frozenset()
 
     # -- nodes ------------------------------------------------------------------------------------------------------
     def visit(self, node: fx.Node) -> None:
@@ -105,6 +98,8 @@ class Driver:
             self.env[node] = self._given(node)
         elif node.op == "call_function":
             self.env[node] = self._called(node)
+            if node in self.stored and isinstance(self.env[node], Value):
+                self.env[node] = self._stored(self.env[node])
         else:
             raise NotCovered(f"{node.op} in a functional graph")
 
@@ -300,6 +295,13 @@ class Driver:
         self.definitions.append(make(name, origin_of(node)))
         self.node_of[name] = node
         return name
+
+    def _stored(self, value: Value) -> Value:
+        """The same value as a definition of its own."""
+        axes, places = _dropped(value.shape, _KEPT)
+        body = exactly(value(_at(axes, places, value.rank)), value.dtype)
+        name = self._define(lambda n, o: Map(n, axes, body, value.dtype, o), "")
+        return Value(value.shape, value.dtype, lambda ix: load(name, tuple(ix[p] for p in places), value.dtype))
 
     def output(self, node: fx.Node) -> None:
         value: Value = self.env[node]

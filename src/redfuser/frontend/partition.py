@@ -87,9 +87,10 @@ class _Finder:
         self.graph = lowered.graph.graph
         self.order = {n: i for i, n in enumerate(self.graph.nodes)}
         self.core = {n for name in wanted for n in lowered.nodes_of(name)}
-        reductions = {d.name for d in lowered.program.reductions}
-        # an origin of any other reduction stops the walk, and so does whatever the lowering did not cover
-        self.stops = {n for name in lowered.node_of for n in lowered.nodes_of(name) if name in reductions} - self.core
+        outputs = {o.value for o in lowered.program.outputs}
+        # the origin of any other definition stops the walk, and so does whatever the lowering did not cover
+        others = [d.name for d in lowered.program.definitions if d.name not in outputs]
+        self.stops = {n for name in others for n in lowered.nodes_of(name)} - self.core
         self.stops |= set(lowered.input_nodes.values())
         self.stops |= {n for n in self.graph.nodes if n.op != "call_function"}
         self.free = self._free()

@@ -12,13 +12,13 @@ from collections.abc import Iterable
 from dataclasses import replace
 
 from redfuser.algebra.nodes import Accumulator, Base, Derivation, Pass, Stage
-from redfuser.index.expr import Cast, Expr, Part, Ref, dtype_of, loads, ref, substitute, transform
+from redfuser.index.expr import Cast, Const, Expr, Part, Ref, dtype_of, loads, ref, substitute, transform
 from redfuser.index.ints import ZERO, Axis, Int, as_int
 from redfuser.index.nodes import Map as Definition
 from redfuser.index.nodes import Reducer
 from redfuser.regions.nodes import Region, Result
 from redfuser.tile import masks, roles
-from redfuser.tile.identity import NO_POSITION, identity, result_dtype
+from redfuser.tile.identity import NO_POSITION, constant, identity, result_dtype
 from redfuser.tile.lower import Lowering, Names, Stored
 from redfuser.tile.nodes import (
     Assign,
@@ -107,9 +107,9 @@ class _Builder:
         start: dict[str, Expr] = {}
         for s in p.steps:
             if isinstance(s, Base):
-                start[s.name] = _at(s.value, start)
+                start[s.name] = constant(_at(s.value, start))
                 v = low.declare(low.new(s.name, s.dtype, frozenset(s.axes)))
-                low.add(Declare(v, low.value(start[s.name], f"{s.name}_start").name, "base"))
+                low.add(Declare(v, self.first(low, start[s.name], f"{s.name}_start"), "base"))
             else:
                 axes = frozenset((*s.axes, s.k) if s.k is not None else s.axes)
                 start[s.name] = identity(s.reducer, s.dtype)
@@ -123,6 +123,10 @@ class _Builder:
             self.bind(low, s.name, v, Part.VALUE)
             states.append(v)
         return states
+
+    @staticmethod
+    def first(low: Lowering, e: Expr, wish: str) -> Const | str:
+        return e if isinstance(e, Const) else low.value(e, wish).name
 
     @staticmethod
     def bind(low: Lowering, name: str, v: Value, part: Part) -> None:

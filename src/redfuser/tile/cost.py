@@ -1,8 +1,8 @@
 """What fusing a region saves, and the schedule that follows.
 
-The model counts what PyTorch would write and read again: producers (Q K^T) and element maps (exp of them) along rows and
-the cascade axis. It decides only between fused and not, and sizes tiles so that what a tile computes stays in a core's
-cache; a backend with measurements may choose otherwise.
+The model counts what PyTorch would write and read again: producers (Q K^T) and element maps (exp of them) along rows
+and the cascade axis. It decides only between fused and not, and sizes tiles so that what a tile computes stays in a
+core's cache; a backend with measurements may choose otherwise.
 """
 
 from __future__ import annotations
@@ -10,12 +10,13 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 
-from redfuser.algebra.nodes import Derivation
+from redfuser.algebra.nodes import Derivation, Stage
 from redfuser.index.expr import Apply, Cast, Expr, dtype_of, free_axes, loads, walk
 from redfuser.index.ints import Axis, Int, as_int
 from redfuser.index.nodes import Reducer
 from redfuser.regions.nodes import Region
 from redfuser.tile import dots, roles
+from redfuser.tile.identity import result_dtype
 from redfuser.tile.nodes import Role, Strategy
 from redfuser.tile.strategy import Schedule
 
@@ -68,7 +69,7 @@ def cost(region: Region, sizes: Mapping[str, int]) -> Cost:
     saved = operations = 0
     seen: set[Expr] = set()
     for s in region.problem.stages:
-        for e in dots.factors(s.body) if s.reducer is Reducer.SUM else (s.body,):
+        for e in _operands(s, axis):
             axes = free_axes(e)
             if isinstance(e, Apply | Cast) and e not in seen and axis in axes:
                 seen.add(e)
@@ -93,6 +94,14 @@ def cost(region: Region, sizes: Mapping[str, int]) -> Cost:
             elements *= n.number(i)
         written += elements * r.dtype.bytes
     return Cost(saved, read, written, operations)
+
+
+def _operands(s: Stage, axis: Axis) -> tuple[Expr, ...]:
+    """What PyTorch would hand to the reduction: the two operands of a dot, or the body."""
+    if s.reducer is not Reducer.SUM:
+        return (s.body,)
+    pair = dots.split(s.body, (axis,), result_dtype(s.reducer, dtype_of(s.body)), free_axes)
+    return (s.body,) if pair is None else (pair.left, pair.right)
 
 
 def choose(

@@ -1,8 +1,8 @@
 """Which tiles a mask empties, and in which it need not be computed.
 
-A condition is a comparison of positions, such as ``l <= i + off``. It is *necessary* when every element of a pass becomes
-its reducer's identity once the condition is false: then tiles where it is false everywhere are skipped. In tiles where all
-necessary conditions hold everywhere, the elements are used with the conditions replaced by true.
+A condition is a comparison of positions, such as ``l <= i + off``. It is *necessary* when every element of a pass
+becomes its reducer's identity once the condition is false: then tiles where it is false everywhere are skipped. In
+tiles where all necessary conditions hold everywhere, the elements are used with the conditions replaced by true.
 
     max over l of where(l <= i, s, -inf)           with l <= i false:  -inf,  the identity of max
     sum over l of exp(where(l <= i, s, -inf) - b)  with l <= i false:  exp(-inf - b) = 0,  b finite
@@ -43,7 +43,10 @@ class Limits:
 
 # -- the conditions --------------------------------------------------------------------------------------------------
 def conditions(p: Pass, axis: Axis, stages: frozenset[str]) -> list[tuple[Expr, bool]]:
-    """The necessary conditions of a pass: (comparison, the truth it must have). ``stages`` are results that it may load."""
+    """The necessary conditions of a pass: (comparison, the truth it must have).
+
+    ``stages`` are the results that the pass may load.
+    """
     steps = [s for s in p.steps if isinstance(s, Accumulator)]
     facts = Facts(frozenset(s.name for s in p.steps if isinstance(s, Base)), stages)
     if any(a.reducer.has_index for a in steps):

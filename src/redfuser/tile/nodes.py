@@ -1,10 +1,10 @@
-"""The tile program: HOW a cascade runs. Kernels over blocks of axes, loops over tiles of the cascade axis, running state.
+"""The tile program: HOW a cascade runs. Kernels over blocks of axes, loops over tiles of an axis, running state.
 
-Every value is typed by its dtype and by the SET of tile axes it spans; two values meet by axis, never by position, and a
-value that lacks an axis is the same all along it. Indices are index expressions over the axes: an axis stands for all
+Every value is typed by its dtype and by the SET of tile axes it spans; two values meet by axis, never by position, and
+a value that lacks an axis is the same all along it. Indices are index expressions over the axes: an axis stands for all
 positions of the current tile. A program names no threads, no shared memory and no layout.
 
-Beyond the end of an axis (the last tile may be ragged) a Read gives 0 and a Guard gives its fill; a Store writes nothing.
+Beyond the end of an axis (the last tile may be ragged) a Read gives 0, a Guard its fill, and a Store writes nothing.
 """
 
 from __future__ import annotations
@@ -252,7 +252,7 @@ class Store:
 
 @dataclass(frozen=True, slots=True)
 class Loop:
-    """For tiles of ``tile`` positions of ``axis``, from ``start`` up to ``stop``. ``note`` says why it is a loop of its own."""
+    """For tiles of ``tile`` positions of ``axis``, from ``start`` up to ``stop``; ``note`` says why it is there."""
 
     axis: Axis
     tile: int

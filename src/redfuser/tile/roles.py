@@ -24,7 +24,7 @@ Spans = tuple[frozenset[Axis], frozenset[Axis]]
 
 @dataclass(frozen=True, slots=True)
 class Frame:
-    """The axes of a region: ``kept`` by its stages with their roles, ``ranks`` of top-k lists, ``swept`` ones (in results only)."""
+    """The axes of a region: ``kept`` by its stages, ``ranks`` of top-k lists, ``swept`` ones in results only."""
 
     cascade: Axis
     kept: dict[Axis, Role]

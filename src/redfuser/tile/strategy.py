@@ -13,8 +13,8 @@ class Unsupported(Exception):
 
 @dataclass(frozen=True, slots=True)
 class Schedule:
-    """``row``: positions of all row axes together in a tile; ``tile``: of the cascade axis; ``column``: of each column axis
-    (None: whole); ``segments``: pieces of the cascade axis, for MULTI."""
+    """``row``: positions of all row axes together in a tile; ``tile``: of the cascade axis; ``column``: of each column
+    axis (None: whole); ``segments``: pieces of the cascade axis, for MULTI."""
 
     strategy: Strategy
     row: int = 64

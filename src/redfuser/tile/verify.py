@@ -1,5 +1,5 @@
-"""The rules a tile program keeps: every name is defined once in its scope before it is used, and every operation's dtype
-and axes follow from its arguments."""
+"""The rules a tile program keeps: every name is defined once in its scope before it is used, and the dtype and the axes
+of every operation follow from its arguments."""
 
 from __future__ import annotations
 
