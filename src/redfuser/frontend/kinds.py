@@ -23,6 +23,11 @@ REDUCTIONS = CONTRACTIONS | ATTENTION | frozenset({
     "cross_entropy_loss", "nll_loss_nd", "nll_loss", "scatter",
 })  # fmt: skip
 
+# their results are made of reductions, by an elementwise operation at the end
+COMPOSITES = frozenset({
+    "softmax", "_softmax", "log_softmax", "_log_softmax", "layer_norm", "native_layer_norm", "rms_norm", "group_norm",
+})  # fmt: skip
+
 
 def op_of(node: fx.Node) -> str | None:
     """The name of an ATen operation, without its overload."""
