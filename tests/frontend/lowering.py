@@ -69,7 +69,7 @@ def assert_close(got: np.ndarray, want: torch.Tensor, tolerance: float) -> None:
 def check(
     fn: Callable[..., Any], *args: Any, tolerance: float = 1e-9, opaque: bool = False, rounded: bool = False
 ) -> Lowered:
-    """Lowers ``fn`` at these arguments and compares its evaluation with eager in float64 (or as written, if rounded)."""
+    """Lowers ``fn`` and compares its evaluation with eager in float64 (or as written, if rounded)."""
     graph, inputs = traced(fn, args)
     lowered = lower(graph)
     if not opaque:
@@ -85,4 +85,5 @@ def check(
 
 def shape_of(lowered: Lowered) -> list[tuple[str, int, int]]:
     """The skeleton of a program: reducer and numbers of kept and reduced axes of each reduction, sorted."""
-    return sorted((str(d.reducer), len(d.axes), len(d.over)) for d in lowered.program.definitions if isinstance(d, Reduce))
+    reductions = (d for d in lowered.program.definitions if isinstance(d, Reduce))
+    return sorted((str(d.reducer), len(d.axes), len(d.over)) for d in reductions)

@@ -108,7 +108,9 @@ REDUCTIONS: dict[str, Callable[..., Any]] = {
     "nll_loss": lambda: (lambda x, t: F.nll_loss(x.log_softmax(-1), t), X, torch.tensor([1, 0, 5, 3])),
     "mse and l1": lambda: (lambda x, y: F.mse_loss(x, y) + F.l1_loss(x, y), X, Y),
     "kl_div": lambda: (lambda x, y: F.kl_div(x.log_softmax(-1), y.softmax(-1), reduction="sum"), X, Y),
-    "length one": lambda: (lambda x: (x[:1].sum(0), x[:, :1].softmax(-1), x[:1].amax(0), x[:1].var(0, correction=0)), X),
+    "length one": lambda: (
+        lambda x: (x[:1].sum(0), x[:, :1].softmax(-1), x[:1].amax(0), x[:1].var(0, correction=0)), X
+    ),
 }
 CONTRACTIONS: dict[str, Callable[..., Any]] = {
     "matmul": lambda: (lambda x, y: x @ y.T, X, Y),
@@ -119,7 +121,9 @@ CONTRACTIONS: dict[str, Callable[..., Any]] = {
     "linear": lambda: (lambda t, x, b: F.linear(t, x, b) + F.linear(t, x), T, X, X[:, 0]),
     "addmm": lambda: (lambda x, y: torch.addmm(x[:, :4], x, y.T, beta=0.5, alpha=2), X, Y),
     "baddbmm": lambda: (lambda m: torch.baddbmm(m[:, :, :4], m, m.mT), M),
-    "einsum": lambda: (lambda t: torch.einsum("bhid,bhjd->bhij", t, t) + torch.einsum("b h i d -> b h i", t)[..., None], T),
+    "einsum": lambda: (
+        lambda t: torch.einsum("bhid,bhjd->bhij", t, t) + torch.einsum("b h i d -> b h i", t)[..., None], T
+    ),
     "einsum implicit": lambda: (lambda x, y: torch.einsum("ij,kj", x, y), X, Y),
     "einsum outer": lambda: (lambda x, y: torch.einsum("i,j->ij", x[0], y[1]), X, Y),
     "einsum ellipsis": lambda: (lambda t: torch.einsum("...id,...jd->...ij", t, t), T),

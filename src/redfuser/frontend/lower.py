@@ -152,8 +152,7 @@ class Driver:
         value = node.meta.get("val")
         if not isinstance(node.target, torch._ops.OpOverload) or not _tensors(value):
             return self._scalar(node, value)
-        op, overload = _op_name(node.target)
-        if op in _SILENT:
+        if _op_name(node.target)[0] in _SILENT:
             return None
         try:
             return self.operation(node)
@@ -253,7 +252,8 @@ class Driver:
                 return None
 
     def _scalar_float(self, node: fx.Node) -> Expr | None:
-        if isinstance(node.target, torch._ops.OpOverload) and _op_name(node.target)[0] in ("item", "_local_scalar_dense"):
+        target = node.target
+        if isinstance(target, torch._ops.OpOverload) and _op_name(target)[0] in ("item", "_local_scalar_dense"):
             source = self.env.get(node.args[0])  # type: ignore[arg-type]
             return cast(source(()), DType.FLOAT64) if isinstance(source, Value) else None
         fn = _SCALAR.get(getattr(node.target, "__name__", "").strip("_").removeprefix("sym_"))

@@ -8,7 +8,17 @@ from __future__ import annotations
 
 import torch.fx as fx
 
-from redfuser.frontend.kinds import ATTENTION, COMPOSITES, CONTRACTIONS, REDUCTIONS, is_cast, is_tensor, is_view, op_of, tensor_inputs
+from redfuser.frontend.kinds import (
+    ATTENTION,
+    COMPOSITES,
+    CONTRACTIONS,
+    REDUCTIONS,
+    is_cast,
+    is_tensor,
+    is_view,
+    op_of,
+    tensor_inputs,
+)
 
 
 def stored_values(graph: fx.Graph) -> frozenset[fx.Node]:

@@ -93,7 +93,7 @@ class Gather(Node, metaclass=Interned):
 
 Atom = Union[Axis, Size, FloorDiv, Mod, Gather]
 Monomial = tuple[tuple[Atom, int], ...]
-IntLike = Union["Int", int, Axis, Size]
+IntLike = Union["Int", int, Axis, Size, Gather]
 
 
 @dataclass(frozen=True, slots=True, eq=False, weakref_slot=True)
