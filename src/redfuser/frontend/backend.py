@@ -10,7 +10,7 @@ import logging
 import operator
 import warnings
 from collections.abc import Callable, Sequence
-from typing import Any, Literal
+from typing import Any, Literal, cast
 
 import torch
 import torch.fx as fx
@@ -34,8 +34,8 @@ Rest = Literal["inductor", "eager"]
 def make_backend(choose: Choose, rest: Rest = "inductor") -> Callable[[fx.GraphModule, list[Any]], Compiled]:
     """A backend for ``torch.compile``.
 
-    ``choose`` looks at a lowered graph and names what to fuse: members and producers of each cascade, and a factory that
-    makes the kernel for the cut around them, or None to leave it. ``rest`` compiles what is not fused.
+    ``choose`` looks at a lowered graph and names what to fuse: members and producers of each cascade, and a factory
+    that makes the kernel for the cut around them, or None to leave it. ``rest`` compiles what is not fused.
     """
 
     def backend(gm: fx.GraphModule, example_inputs: list[Any]) -> Compiled:
@@ -90,7 +90,8 @@ def hand_over(gm: fx.GraphModule, example_inputs: Sequence[Any], rest: Rest) -> 
         return compiled
     from torch._inductor.compile_fx import compile_fx
 
-    return compile_fx(gm, list(example_inputs))
+    fast: Any = compile_fx(gm, list(example_inputs))
+    return cast(Compiled, fast)
 
 
 @functools.cache

@@ -16,7 +16,7 @@ aten = torch.ops.aten
 
 def _enter_autocast(device: str, dtype: torch.dtype | None, enabled: bool, cache: bool) -> torch.amp.autocast:
     context = torch.amp.autocast(device, dtype=dtype, enabled=enabled, cache_enabled=cache)
-    context.__enter__()
+    context.__enter__()  # type: ignore[no-untyped-call]
     return context
 
 
@@ -32,6 +32,7 @@ def functional(gm: fx.GraphModule, example_inputs: Sequence[object]) -> fx.Graph
     """
     source = _with_applied_autocast(gm)
     exported, signature = aot_export_module(source, list(example_inputs), trace_joint=False, pre_dispatch=True)
+    assert isinstance(exported, fx.GraphModule)
     graph = exported.graph
     placeholders = [n for n in graph.nodes if n.op == "placeholder"]
     originals = [n for n in gm.graph.nodes if n.op == "placeholder"]

@@ -175,7 +175,8 @@ def _load(e: Load, scope: Scope) -> Array:
         shape = np.broadcast_shapes(*(evaluate_int(i, scope).shape for i in e.index))
         return np.zeros(shape, source.dtype)
     index = [np.clip(evaluate_int(i, scope), 0, n - 1) for i, n in zip(e.index, source.shape, strict=True)]
-    return source[tuple(np.broadcast_arrays(*index))]
+    found: Array = source[tuple(np.broadcast_arrays(*index))]
+    return found
 
 
 def _cast(x: Array, source: DType, target: DType, rounded: bool) -> Array:
@@ -264,13 +265,13 @@ def lowest(dtype: DType) -> float | int | bool:
     """The identity of max: -inf, or the smallest integer."""
     if dtype.is_float:
         return -math.inf
-    return False if dtype is DType.BOOL else int(np.iinfo(_NUMPY[dtype]).min)
+    return False if dtype is DType.BOOL else int(np.iinfo(dtype.value).min)
 
 
 def highest(dtype: DType) -> float | int | bool:
     if dtype.is_float:
         return math.inf
-    return True if dtype is DType.BOOL else int(np.iinfo(_NUMPY[dtype]).max)
+    return True if dtype is DType.BOOL else int(np.iinfo(dtype.value).max)
 
 
 def _logsumexp(x: Array) -> Array:
