@@ -166,6 +166,10 @@ class Evaluator:
         """Overflow of finite values, and a zero weight times a non-finite value: the two exceptions of the contract."""
         if e.fn not in (Fn.EXP, Fn.EXP2, Fn.EXPM1, Fn.MUL, Fn.ADD, Fn.SUB, Fn.POW, Fn.DIV) or out.dtype == np.bool_:
             return
+        if e.fn in (Fn.EXP, Fn.EXP2):  # every exponential of a row underflowed: an exponential without a max, from below
+            lost = np.all(out == 0, axis=-1, keepdims=True) & np.any(np.isfinite(args[0]), axis=-1, keepdims=True)
+            if lost.any() and self.overflow is not None:
+                self.overflow.append(lost)
         bad = ~np.isfinite(out)
         if not bad.any() or self.overflow is None:
             return
