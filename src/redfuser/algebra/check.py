@@ -149,7 +149,7 @@ def _data(x: Load, g: Grid, regimes: tuple[str, ...], masked: list[Load], rng: n
             case "huge scale" if along:
                 v *= 1e2
             case "masked prefix":
-                v[...] = np.where(half, v, -np.inf)
+                v[...] = np.where(half, v - 2e3, -np.inf)  # so low that exp(-v) overflows
             case "masked at random":
                 v[...] = np.where(rng.random(v.shape) < 0.5, v, -np.inf)
             case "all masked":

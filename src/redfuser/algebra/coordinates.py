@@ -23,15 +23,6 @@ if TYPE_CHECKING:
 
 
 @dataclass(frozen=True, slots=True)
-class Placed:
-    """A coordinate in place: its base, and how far the result is from the base at the end (None: nowhere)."""
-
-    base: Expr
-    offset: Expr | None
-    why: str
-
-
-@dataclass(frozen=True, slots=True)
 class Mean:
     """factor * top / bottom: ``bottom`` is None where the result divides by a parameter."""
 
@@ -39,6 +30,16 @@ class Mean:
     top: Entry
     bottom: Entry | None
     divisor: Term
+
+
+@dataclass(frozen=True, slots=True)
+class Placed:
+    """A coordinate in place: its base, and how far the result is from the base at the end (None: nowhere)."""
+
+    base: Expr
+    offset: Expr | None
+    why: str
+    mean: Mean | None = None  # where the result is exactly this mean
 
 
 def conditioned(s: State, r: Term) -> bool:
@@ -143,14 +144,15 @@ def _place_mean(s: State, stage: Stage, r: Term, name: str) -> Placed:
         value = build.where(build.is_identity(n, 0), s.zero(top), build.div(top, weight))
         base = s.set_base(stage, "mean", m.top.state, name, value)
         exact = not any(f.op == "fn" for f in r.factors) and is_length(s, m.divisor)
-        return Placed(base, None if exact else build.sub(s.raw(r), base), "the mean of the prefix")
+        return Placed(base, None if exact else build.sub(s.raw(r), base), "the mean of the prefix", m if exact else None)
     bottom = s.ref_of(m.bottom.state)
     weights = next(iter(m.bottom.terms))
     positive = weights.nonneg and m.bottom.terms[weights][()] > 0
     if positive:
         value = build.where(build.is_identity(bottom, identity(Reducer.SUM, bottom.dtype)), s.zero(top), s.inner(r))
         base = s.set_base(stage, "mean", r, name, value)
-        return Placed(base, build.sub(s.raw(r), base), "a mean with weights >= 0")
+        pure = m if not any(f.op == "fn" for f in r.factors) else None
+        return Placed(base, build.sub(s.raw(r), base), "a mean with weights >= 0", pure)
     return _place_signed_mean(s, stage, r, m, weights, name)
 
 

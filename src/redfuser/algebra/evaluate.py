@@ -32,6 +32,7 @@ class Grid:
     symbol: int
     data: dict[Load, Array]
     lax: bool  # roundings count as the identity
+    real: type[np.float64] | type[np.float32] = np.float64  # what to compute in
     rank: int = field(init=False)
 
     def __post_init__(self) -> None:
@@ -116,9 +117,9 @@ class Evaluator:
     def _value(self, e: Expr) -> Array:
         match e:
             case Const():
-                return np.full((1,) * self.grid.rank, e.value, dtype=np.bool_ if e.dtype is DType.BOOL else np.float64)
+                return np.full((1,) * self.grid.rank, e.value, dtype=np.bool_ if e.dtype is DType.BOOL else self.grid.real)
             case Position():
-                return self.grid.integer(e.index, self.span)
+                return self.grid.integer(e.index, self.span).astype(self.grid.real)
             case Ref():
                 return (self.old if e.old else self.new)[(e.name, e.part)]
             case Load():
@@ -140,7 +141,7 @@ class Evaluator:
         if e.dtype is DType.BOOL:
             return np.asarray(_truth(a))
         if a.dtype == np.bool_:
-            return a.astype(np.float64)
+            return a.astype(self.grid.real)
         if not e.dtype.is_float and dtype_of(e.arg).is_float and not self.grid.lax:
             return np.asarray(np.trunc(a))
         return a
@@ -154,7 +155,7 @@ class Evaluator:
             return np.asarray(~_truth(a[0]))
         if e.fn in _ROUND:
             return a[0] if self.grid.lax else np.asarray(_ROUND[e.fn](a[0]))
-        a = [x.astype(np.float64) if x.dtype == np.bool_ else x for x in a]
+        a = [x.astype(self.grid.real) if x.dtype == np.bool_ else x for x in a]
         if e.fn is Fn.RSQRT:
             return np.asarray(1 / np.sqrt(a[0]))
         if e.fn in _UNARY:
@@ -165,6 +166,10 @@ class Evaluator:
         """Overflow of finite values, and a zero weight times a non-finite value: the two exceptions of the contract."""
         if e.fn not in (Fn.EXP, Fn.EXP2, Fn.EXPM1, Fn.MUL, Fn.ADD, Fn.SUB, Fn.POW, Fn.DIV) or out.dtype == np.bool_:
             return
+        if e.fn in (Fn.EXP, Fn.EXP2):  # every exponential of a row underflowed: an exponential without a max, from below
+            lost = np.all(out == 0, axis=-1, keepdims=True) & np.any(np.isfinite(args[0]), axis=-1, keepdims=True)
+            if lost.any() and self.overflow is not None:
+                self.overflow.append(lost)
         bad = ~np.isfinite(out)
         if not bad.any() or self.overflow is None:
             return
@@ -179,14 +184,14 @@ class Evaluator:
 
 
 # -- reducers ------------------------------------------------------------------------------------------------------------
-def identity(r: Reducer, k: int, dtype: DType, rank: int) -> Indexed:
-    shape = (1,) * (rank - 1) + (k if r is Reducer.TOPK else 1,)
+def identity(r: Reducer, k: int, dtype: DType, grid: Grid) -> Indexed:
+    shape = (1,) * (grid.rank - 1) + (k if r is Reducer.TOPK else 1,)
     if r in (Reducer.ANY, Reducer.ALL):
         return np.full(shape, r is Reducer.ALL), None
     value = {Reducer.SUM: 0.0, Reducer.PROD: 1.0, Reducer.MIN: np.inf, Reducer.ARGMIN: np.inf}.get(r, -np.inf)
     if not np.isfinite(value) and not dtype.is_float:
         value = _integer_end(dtype, value > 0)
-    return np.full(shape, value), (np.full(shape, np.inf) if r.has_index else None)
+    return np.full(shape, value, dtype=grid.real), (np.full(shape, np.inf) if r.has_index else None)
 
 
 def _integer_end(dtype: DType, top: bool) -> float:
@@ -200,7 +205,7 @@ def _integer_end(dtype: DType, top: bool) -> float:
 def _logsumexp(v: Array) -> Array:
     m = np.max(v, axis=-1, keepdims=True)
     safe = np.where(np.isinf(m), 0.0, m)
-    return np.asarray(np.log(np.sum(np.exp(v - safe), axis=-1, keepdims=True)) + safe)
+    return np.asarray(np.log(np.sum(np.exp(v - safe), axis=-1, keepdims=True)) + safe, dtype=v.dtype)
 
 
 def _ranked(v: Array, i: Array, k: int, largest: bool) -> Indexed:
@@ -214,11 +219,13 @@ def reduce(r: Reducer, parts: list[Indexed], k: int) -> Indexed:
     """All parts, each with the axis last, as one value."""
     shape = np.broadcast_shapes(*[p[0].shape[:-1] for p in parts])
     v = np.concatenate([np.broadcast_to(p[0], (*shape, p[0].shape[-1])) for p in parts], -1)
+    if v.dtype == np.bool_ and r not in (Reducer.ANY, Reducer.ALL):
+        v = v.astype(np.float64)
     match r:
         case Reducer.SUM:
-            return np.asarray(np.sum(v, -1, keepdims=True, dtype=np.float64)), None
+            return np.asarray(np.sum(v, -1, keepdims=True)), None
         case Reducer.PROD:
-            return np.asarray(np.prod(v, -1, keepdims=True, dtype=np.float64)), None
+            return np.asarray(np.prod(v, -1, keepdims=True)), None
         case Reducer.MAX:
             return np.asarray(np.max(v, -1, keepdims=True)), None
         case Reducer.MIN:
@@ -250,7 +257,7 @@ class Loop:
         state: State = {}
         for s in self.done.steps:
             if isinstance(s, Accumulator):
-                self._put(state, s.name, identity(s.reducer, self.sizes.get(s.name, 1), s.dtype, self.grid.rank))
+                self._put(state, s.name, identity(s.reducer, self.sizes.get(s.name, 1), s.dtype, self.grid))
             else:
                 state[(s.name, Part.VALUE)] = self._state_value(s.value, state, {})
         return state

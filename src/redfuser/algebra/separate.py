@@ -14,7 +14,7 @@ from redfuser.algebra import build, poly
 from redfuser.algebra.facts import Facts
 from redfuser.algebra.poly import UNIT, Terms
 from redfuser.algebra.reader import Reader, narrows
-from redfuser.algebra.terms import Arena, D, Term, X, base_power, contains
+from redfuser.algebra.terms import Arena, D, Term, X, base_power, contains, variables
 from redfuser.index.expr import COMPARISONS, Apply, Cast, Const, DType, Expr, Fn, Load, const, dtype_of
 from redfuser.index.print import show
 from redfuser.index.refusals import RefusalKind
@@ -355,6 +355,44 @@ class Separator:
             pin = None if g.pin is None else (g.pin[0], build.div(g.pin[1], b))
             out.append(replace(g, core=build.div(g.core, b), terms=poly.scale_terms(self.t, g.terms, s), pin=pin))
         return out
+
+    def recentred(self, g: Group) -> Group:
+        """x^2 - 2*c*x + c^2 as (x - c)^2: where P(a + k*c, c) is free of c, the polynomial is written in a - k*c."""
+        if not g.expanded:
+            return g
+        terms, moved = g.terms, False
+        for c in poly.coordinates(g.terms):
+            atoms = sorted({base_power(f)[0] for x in terms for f in x.factors if f.kind & X}, key=lambda a: a.id)
+            for a in atoms:
+                k = self._free_of(terms, c, a)
+                if k is None:
+                    continue
+                shift = self.emit(self.t.scale(abs(k), self.coordinates[c]))
+                spelled = build.sub(self.emit(a), shift) if k > 0 else build.add(self.emit(a), shift)
+                u = self.r.opaque(spelled, X | D, name="shifted")
+                rest = {x: {p: v for p, v in q.items() if c not in dict(p)} for x, q in terms.items()}
+                terms = {self.t.substitute(x, {a: u}): q for x, q in rest.items() if q}
+                moved = True
+                break
+        if not moved:
+            return g
+        core = self.emit(self.t.add(*[self.t.mul(x, self.uncoordinated(p)) for x, p in terms.items()]))
+        return replace(g, core=core, expanded=False)
+
+    def _free_of(self, terms: Terms, c: Term, a: Term) -> Fraction | None:
+        """k with  dP/dc + k*dP/da == 0, or None."""
+        by_c = poly.diff_terms(terms, c)
+        by_a: dict[Term, poly.Poly] = {}
+        for x, p in terms.items():
+            powers = dict(map(base_power, x.factors))
+            n = powers.get(a, Fraction(0))
+            if any(a in variables(b) for b in powers if b is not a):
+                return None
+            if n:
+                lowered = self.t.mul(x, self.t.inv(a))
+                by_a = poly.sum_terms(by_a, {lowered: poly.scaled(p, n)})
+        k = poly.ratio(by_c, by_a) if by_c else None
+        return None if k is None else -k
 
     def _no_cancelling(self, groups: list[Group]) -> None:
         """A power of a difference must not be written out: its parts would cancel."""
