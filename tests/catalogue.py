@@ -465,7 +465,7 @@ def huber_around_mean(x):
     return torch.where(d.abs() < 1, 0.5 * d * d, d.abs() - 0.5).sum(-1)
 
 
-@several(x_, "nonlinear")
+@several(x_, "data_branch")
 def mean_absolute_deviation(x):
     return (x - x.mean(-1, keepdim=True)).abs().mean(-1)
 
