@@ -5,6 +5,7 @@ Whatever goes wrong on our side, the graph runs as it came. A user's function ne
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import logging
 import operator
@@ -46,10 +47,11 @@ def make_backend(choose: Choose, rest: Rest = "inductor") -> Callable[[fx.GraphM
             fused = None
         if fused is None:
             return hand_over(gm, example_inputs, rest)
-        if _only_regions(fused) and not _records_gradients(example_inputs):
-            return fused.forward
         try:
-            return hand_over(fused, example_inputs, rest)
+            if _only_regions(fused) and not _records_gradients(example_inputs):
+                return _as_traced(fused, fused.forward)
+            with torch._C._DisableAutocast() if fused.meta["autocast"] else contextlib.nullcontext():
+                return _as_traced(fused, hand_over(fused, example_inputs, rest))
         except Exception:
             log.warning("a graph is left as it is: compiling around the fused regions failed", exc_info=True)
             return hand_over(gm, example_inputs, rest)
@@ -77,6 +79,18 @@ def rewrite(gm: fx.GraphModule, example_inputs: Sequence[Any], choose: Choose) -
     graph.graph.eliminate_dead_code()
     graph.recompile()
     return graph
+
+
+def _as_traced(gm: fx.GraphModule, compiled: Compiled) -> Compiled:
+    """The casts of autocast are in the graph; applying autocast again would change what the user excluded from it."""
+    if not gm.meta["autocast"]:
+        return compiled
+
+    def run(*args: Any) -> Any:
+        with torch._C._DisableAutocast():
+            return compiled(*args)
+
+    return run
 
 
 def hand_over(gm: fx.GraphModule, example_inputs: Sequence[Any], rest: Rest) -> Compiled:

@@ -6,7 +6,6 @@ function that branches on data cannot be followed that way: it then runs on the 
 
 from __future__ import annotations
 
-import logging
 import types
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
@@ -24,6 +23,7 @@ from torch.fx.experimental.symbolic_shapes import GuardOnDataDependentSymNode
 from torch.utils import _pytree as pytree
 
 from redfuser.frontend.functional import functional
+from redfuser.frontend.quiet import quiet
 from redfuser.index.nodes import Where
 from redfuser.index.refusals import Refusal, RefusalKind
 
@@ -82,15 +82,11 @@ def capture(
 
 
 def _failure(run: Callable[[], object], mode: FakeTensorMode) -> Exception | None:
-    log = logging.getLogger("torch._subclasses.fake_tensor")
-    quiet, log.disabled = log.disabled, True
     try:
-        with mode:
+        with mode, quiet():
             run()
     except Exception as error:
         return error
-    finally:
-        log.disabled = quiet
     return None
 
 

@@ -9,6 +9,8 @@ import torch.fx as fx
 from torch._subclasses.fake_tensor import FakeTensor
 from torch.utils import _pytree as pytree
 
+from redfuser.frontend.quiet import quiet
+
 
 def decomposed(node: fx.Node) -> fx.GraphModule | None:
     """The node as a graph of simpler operations; its placeholders are the node's inputs. None when there is none."""
@@ -33,7 +35,7 @@ def decomposed(node: fx.Node) -> fx.GraphModule | None:
         return target(*args, **kwargs)
 
     try:
-        with mode:
+        with mode, quiet():
             out: fx.GraphModule = make_fx(run, decomposition_table=select_decomp_table())(*values)
     except Exception:
         # a decomposition that cannot be traced is no decomposition; the caller says that the operation is not covered

@@ -53,8 +53,8 @@ def round_to(x: Array, dtype: DType) -> Array:
         _, exponent = np.frexp(y)
         ulp = np.ldexp(1.0, np.maximum(exponent - 1, low) - mantissa)
         out = np.where(np.isfinite(y), np.rint(y / ulp) * ulp, y)
-        over = np.abs(out) > top
-        return np.where(over, np.copysign(np.inf, out) if infinite else np.nan, out)
+        # a format without infinities saturates (PyTorch before 2.13 gave NaN there)
+        return np.where(np.abs(out) > top, np.copysign(np.inf if infinite else top, out), out)
 
 
 @dataclass
