@@ -6,7 +6,21 @@ import math
 from dataclasses import dataclass, field
 
 from redfuser.algebra.nodes import Problem, Stage
-from redfuser.index.expr import COMPARISONS, Apply, Cast, DType, Expr, Fn, Load, Part, const, dtype_of, free_axes, load, position
+from redfuser.index.expr import (
+    COMPARISONS,
+    Apply,
+    Cast,
+    DType,
+    Expr,
+    Fn,
+    Load,
+    Part,
+    const,
+    dtype_of,
+    free_axes,
+    load,
+    position,
+)
 from redfuser.index.ints import Axis, Size, as_int
 from redfuser.index.nodes import Reducer
 

@@ -29,7 +29,7 @@ def test_verdict(case):
     assert len(d.passes) == case.passes
     assert {r.subject: str(r.kind) for r in d.refusals} == case.refuse
     for r in d.refusals:
-        assert r.reason[0].islower() or r.reason[0] in "(" and len(r.reason) > 30
+        assert r.reason[0].islower() or (r.reason[0] in "(" and len(r.reason) > 30)
         assert r.hint
     got = {r.stage: {str(t) for t in r.treatments} for r in d.reports}
     for stage, want in case.treat.items():

@@ -15,7 +15,7 @@ from redfuser.algebra.facts import unguarded
 from redfuser.algebra.nodes import Stage
 from redfuser.algebra.reader import identity
 from redfuser.algebra.terms import D, Term, base_power
-from redfuser.index.expr import Cast, Const, DType, Expr, Fn, Position, Ref
+from redfuser.index.expr import Cast, Const, DType, Expr, Fn, Position
 from redfuser.index.nodes import Reducer
 
 if TYPE_CHECKING:

@@ -5,8 +5,9 @@ a top-k list takes the last dimension's place.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -16,7 +17,7 @@ from redfuser.index.expr import Apply, Cast, Const, DType, Expr, Fn, Load, Part,
 from redfuser.index.ints import Atom, Axis, FloorDiv, Int, Mod, Size
 from redfuser.index.nodes import Reducer
 
-Array = npt.NDArray[np.float64]
+Array = npt.NDArray[Any]  # of the grid's real type, or of bool
 Indexed = tuple[Array, Array | None]  # values, and positions where the reducer has them
 Values = Mapping[tuple[str, Part], Array]
 
@@ -68,8 +69,8 @@ class Grid:
                 return np.zeros((1,) * self.rank)
 
 
-def _truth(a: Array) -> npt.NDArray[np.bool_]:
-    return a if a.dtype == np.bool_ else a != 0
+def _truth(a: Array) -> Array:
+    return a if a.dtype == np.bool_ else np.asarray(a != 0)
 
 
 def _erf(a: Array) -> Array:
@@ -82,18 +83,18 @@ def _sigmoid(a: Array) -> Array:
     return np.asarray(1 / (1 + np.exp(-a)))
 
 
-_UNARY = {
+_UNARY: dict[Fn, Callable[[Array], Array]] = {
     Fn.NEG: np.negative, Fn.ABS: np.abs, Fn.SIGN: np.sign, Fn.EXP: np.exp, Fn.EXP2: np.exp2, Fn.EXPM1: np.expm1, Fn.LOG: np.log,
     Fn.LOG2: np.log2, Fn.LOG1P: np.log1p, Fn.SQRT: np.sqrt, Fn.SIN: np.sin, Fn.COS: np.cos, Fn.TANH: np.tanh,
     Fn.SIGMOID: _sigmoid, Fn.ERF: _erf, Fn.ISNAN: np.isnan,
 }  # fmt: skip
-_ROUND = {Fn.FLOOR: np.floor, Fn.CEIL: np.ceil, Fn.ROUND: np.round, Fn.TRUNC: np.trunc}
-_BINARY = {
+_ROUND: dict[Fn, Callable[[Array], Array]] = {Fn.FLOOR: np.floor, Fn.CEIL: np.ceil, Fn.ROUND: np.round, Fn.TRUNC: np.trunc}
+_BINARY: dict[Fn, Callable[[Array, Array], Array]] = {
     Fn.ADD: np.add, Fn.SUB: np.subtract, Fn.MUL: np.multiply, Fn.DIV: np.divide, Fn.FLOORDIV: np.floor_divide, Fn.REMAINDER: np.mod,
     Fn.POW: np.power, Fn.MAXIMUM: np.maximum, Fn.MINIMUM: np.minimum, Fn.LT: np.less, Fn.LE: np.less_equal, Fn.GT: np.greater,
     Fn.GE: np.greater_equal, Fn.EQ: np.equal, Fn.NE: np.not_equal,
 }  # fmt: skip
-_LOGIC = {Fn.AND: np.logical_and, Fn.OR: np.logical_or, Fn.XOR: np.logical_xor}
+_LOGIC: dict[Fn, Callable[[Array, Array], Array]] = {Fn.AND: np.logical_and, Fn.OR: np.logical_or, Fn.XOR: np.logical_xor}
 
 
 @dataclass(slots=True)

@@ -14,7 +14,21 @@ from redfuser.algebra.reader import narrows
 from redfuser.algebra.separate import Group, Refused
 from redfuser.algebra.state import Entry, State, factorial_of, low_precision, old
 from redfuser.algebra.terms import ANY, NONNEG, D, Sign, Term, X, base_power
-from redfuser.index.expr import Apply, Cast, DType, Expr, Fn, Part, Ref, children, const, dtype_of, rebuild, ref, transform
+from redfuser.index.expr import (
+    Apply,
+    Cast,
+    DType,
+    Expr,
+    Fn,
+    Part,
+    Ref,
+    children,
+    const,
+    dtype_of,
+    rebuild,
+    ref,
+    transform,
+)
 from redfuser.index.nodes import Reducer
 from redfuser.index.print import show
 from redfuser.index.refusals import RefusalKind
@@ -201,7 +215,7 @@ def _product(s: State, stage: Stage) -> Term:
     n = s.count(stage)
     value = s.inner(g.scale)
     zero = build.logic(Fn.OR, build.equal(value, s.zero(value)), build.equal(build.unary(Fn.ABS, value), const(float("inf"), dtype_of(value))))
-    base = s.set_base(stage, "pin", g.scale, f"{stage.name}_base", build.where(zero, build.const(1, dtype_of(value)), value))
+    base = s.set_base(stage, "pin", g.scale, f"{stage.name}_base", build.where(zero, const(1, dtype_of(value)), value))
     element = build.mul(g.core, base)
     step = Apply(Fn.POW, (build.div(base, old(base)), build.cast(old(n), dtype)), dtype)
     state = ref(stage.name, dtype, old=True)
@@ -475,7 +489,8 @@ class GroupPlacer:
         """An exponent that is not provably <= 0 gets a running maximum of its own as base."""
         s, t = self.s, self.t
         x = s.separator.exponent(self.g.terms)
-        if x is not None and not s.reader.kind(self.stage.body) & D and s.later:
+        as_written = s.later or self.stage.name in s.options.apart
+        if x is not None and not s.reader.kind(self.stage.body) & D and as_written:
             return  # in a later pass the body is run as it is written
         if x is None or s.facts.nonneg(t.neg(t.add(x, self.moving))):
             return
@@ -709,7 +724,7 @@ class GroupPlacer:
             c, term = Fraction(k) / unit, (old(state) if before else state)
             factor: Expr | None = None
             for n, d in zip(gap, deltas, strict=True):
-                if n:
+                if n and d is not None:
                     c /= factorial_of(n)
                     f = d if n == 1 else build.mul(d, d) if n == 2 else build.power(d, n)
                     factor = f if factor is None else build.mul(factor, f)
@@ -747,7 +762,7 @@ class GroupPlacer:
             n, weights = s.count(self.stage), {self.t.one: poly.UNIT}
         else:
             n, weights = s.ref_of(p.mean.bottom.state), dict(p.mean.bottom.terms)
-        down = {((c, 1),): Fraction(-1)}
+        down: poly.Poly = {((c, 1),): Fraction(-1)}
         want = poly.sum_terms(p.mean.top.terms, {g: poly.times(q, down) for g, q in weights.items()})
         for e in s.sums:
             k = poly.ratio(want, e.terms) if e.key == p.mean.top.key else None

@@ -32,6 +32,7 @@ class Refused(Exception):
 class Options:
     exact_casts: bool = False
     fuse_rounding: bool = False
+    apart: frozenset[str] = frozenset()  # stages that run as they are written
 
 
 @dataclass(frozen=True, slots=True)
@@ -461,17 +462,19 @@ class Separator:
         if not power.kind and self.r.kind(b) == X | D:
             g = self.single(self.groups(b, strict))
             if g is not None and not g.notes and g.scale.nonneg and self.free_term(g).nonneg:
-                raised = lambda x: self.t.exp(self.t.mul(power, self.t.log(x)))  # noqa: E731
-                terms = poly.collect(self.t, raised(self.free_term(g)))
+                terms = poly.collect(self.t, self._raised(self.free_term(g), power))
                 core: Expr = Apply(Fn.POW, (g.core, q), e.dtype)
                 if isinstance(g.core, Apply) and g.core.fn in (Fn.EXP, Fn.EXP2):
                     core = Apply(g.core.fn, (build.mul(g.core.args[0], q),), e.dtype)
-                return [Group(raised(g.scale), core, terms, raised(g.base))]
+                return [Group(self._raised(g.scale, power), core, terms, self._raised(g.base, power))]
         raise Refused(
             RefusalKind.NONLINEAR,
             f"{self.name(e)} raises to a power in which an element and an earlier result meet",
             "use a fixed exponent, or a positive base that is a product",
         )
+
+    def _raised(self, x: Term, power: Term) -> Term:
+        return self.t.exp(self.t.mul(power, self.t.log(x)))
 
     # -- exponentials and logarithms ----------------------------------------------------------------------------------
     def _exp(self, e: Apply, strict: bool) -> list[Group]:
@@ -723,7 +726,7 @@ class Separator:
                 "round the scaled element and the scaled offset separately",
             )
         note = f"rounding to integers ({name}) stays inside the loop at the running scale: results may differ by one step"
-        if g.alone is not None or any("rounding" in n for n in g.notes) and isinstance(e, Cast):
+        if g.alone is not None or (any("rounding" in n for n in g.notes) and isinstance(e, Cast)):
             return [replace(g, core=Cast(g.core, e.dtype) if isinstance(e, Cast) else Apply(e.fn, (g.core,), e.dtype))]
         return [Group(g.scale, e, g.terms, g.scale, (*g.notes, note))]
 
