@@ -12,7 +12,7 @@ from torch import Tensor
 
 from redfuser.algebra.nodes import Accumulator, Base, Derivation, Pass, Problem, Proof, Read, Stage
 from redfuser.index.expr import Apply, Cast, DType, Expr, Fn, Part, Position, const, dtype_of, load, ref
-from redfuser.index.ints import Axis, Int, as_int
+from redfuser.index.ints import Axis, Gather, Int, Size, as_int
 from redfuser.index.nodes import Input, Program, Reduce, Reducer
 from redfuser.regions.nodes import Region, Result
 
@@ -122,12 +122,14 @@ def attention(
     scale: float = 0.3,
     probabilities: bool = False,
     shared: bool = False,
+    symbolic: bool = False,
 ) -> Case:
-    B, H, G, I, L, C, D = (axis(n, s) for n, s in zip("bhgilcd", (b, h, g, i, l, c, d), strict=True))
-    q_in = Input("q", (axis("b", b), axis("hq", h * g), axis("i", i), axis("c", c)), dtype)
-    k_in = Input("k", (axis("b", b), axis("h", h), axis("l", l), axis("c", c)), dtype)
-    v_in = Input("v", (axis("b", b), axis("h", h), axis("l", l), axis("d", d)), dtype)
-    formal = {n: axis(n, s) for n, s in zip("bhgil", (b, h, g, i, l), strict=True)}
+    ni, nl = (as_int(Size("rows", i)), as_int(Size("length", l))) if symbolic else (as_int(i), as_int(l))
+    B, H, G, I, L, C, D = (axis(n, s) for n, s in zip("bhgilcd", (b, h, g, ni, nl, c, d), strict=True))
+    q_in = Input("q", (axis("b", b), axis("hq", h * g), axis("i", ni), axis("c", c)), dtype)
+    k_in = Input("k", (axis("b", b), axis("h", h), axis("l", nl), axis("c", c)), dtype)
+    v_in = Input("v", (axis("b", b), axis("h", h), axis("l", nl), axis("d", d)), dtype)
+    formal = {n: axis(n, s) for n, s in zip("bhgil", (b, h, g, ni, nl), strict=True)}
     fb, fh, fg, fi, fl = formal.values()
     qk = mul(
         Cast(load("q", at(fb, as_int(fh) * g + fg, fi, C), dtype), F32), Cast(load("k", at(fb, fh, fl, C), dtype), F32)
@@ -136,7 +138,7 @@ def attention(
         qk = mul(load("q", at(fb, as_int(fh) * g + fg, fi, C), dtype), load("k", at(fb, fh, fl, C), dtype))
     producer = Reduce("s", (fb, fh, fg, fi, fl), (C,), Reducer.SUM, qk, F32)
     s = mul(load("s", at(B, H, G, I, L), F32), const(scale, F32))
-    off = l - i
+    off, shift = nl - ni, l - i
     inside = None
     li, ii = Position(as_int(L)), Position(as_int(I) + off)
     if mask == "causal":
@@ -169,7 +171,7 @@ def attention(
     results = [
         Result(
             "out",
-            (as_int(b), as_int(h * g), as_int(i), as_int(d)),
+            (as_int(b), as_int(h * g), ni, as_int(d)),
             at(B, as_int(H) * g + G, I, D),
             (*rows, D),
             load("o", at(*rows, D), F32) if dtype is F32 else Cast(load("o", at(*rows, D), F32), dtype),
@@ -178,7 +180,7 @@ def attention(
     ]
     if probabilities:
         results.append(
-            Result("w", at(b, h * g, i, l), at(B, as_int(H) * g + G, I, L), (*rows, L), ap(Fn.DIV, p, z_l), F32)
+            Result("w", at(b, h * g, ni, nl), at(B, as_int(H) * g + G, I, L), (*rows, L), ap(Fn.DIV, p, z_l), F32)
         )
     gen = torch.Generator().manual_seed(seed)
     kinds = {
@@ -197,13 +199,19 @@ def attention(
         s = q @ k.transpose(-1, -2) * scale
         jj, pp = torch.arange(l)[None, :], torch.arange(i)[:, None]
         keep = {
-            "": torch.ones(i, l, dtype=torch.bool), "causal": jj <= pp + off, "window": (jj <= pp + off) & (jj > pp + off - window),
+            "": torch.ones(i, l, dtype=torch.bool), "causal": jj <= pp + shift, "window": (jj <= pp + shift) & (jj > pp + shift - window),
             "prefix": (jj >= window).expand(i, l), "blocks": jj // window == pp // window, "rows": (pp >= 3).expand(i, l),
         }[mask]  # fmt: skip
         w = torch.softmax(s.masked_fill(~keep, -math.inf), -1)
         return [w @ v, w] if probabilities else [w @ v]
 
-    return Case(region([q_in, k_in, v_in], problem, results, (producer,)), d_, inputs, expected, {})
+    return Case(
+        region([q_in, k_in, v_in], problem, results, (producer,)),
+        d_,
+        inputs,
+        expected,
+        {"rows": i, "length": l} if symbolic else {},
+    )
 
 
 def rows_input(n: int, l: int, dtype: DType = F32) -> tuple[Input, Axis, Axis]:
@@ -383,8 +391,6 @@ def reducers(n: int = 6, l: int = 40, dtype: DType = F32) -> Case:
 
 def scaled_product(m: int = 19, k: int = 50, n: int = 23) -> Case:
     """sum_k x[m,k] w[k,n], divided by the norm of the row: a column axis. The lengths of m and k are symbols."""
-    from redfuser.index.ints import Size
-
     sm, sk = Size("m", m), Size("k", k)
     ms, ks = as_int(sm), as_int(sk)
     x_in = Input("x", (Axis("m", ms), Axis("k", ks)), F32)
@@ -420,8 +426,6 @@ def scaled_product(m: int = 19, k: int = 50, n: int = 23) -> Case:
 
 def gathered(n: int = 8, l: int = 30, rows: int = 12) -> Case:
     """An index read from data, a read in a branch not taken, and a shifted one."""
-    from redfuser.index.ints import Gather
-
     t_in = Input("table", (axis("r", rows), axis("l", l)), F32)
     ids_in = Input("ids", (axis("i", n),), I64)
     I, L = axis("i", n), axis("l", l)

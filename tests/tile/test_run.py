@@ -110,3 +110,28 @@ def test_keys_that_are_values_are_read_once() -> None:
     assert [s.tensor for s in loop.body if isinstance(s, Read)] == ["k"]
     for s in SCHEDULES:
         check(case, s)
+
+
+@pytest.mark.parametrize("mask", ["causal", "window", "blocks"])
+def test_lengths_known_only_at_the_call(mask: str) -> None:
+    """One program, built with hints, serves other lengths."""
+    hint = cases.attention(b=1, h=2, i=64, l=64, mask=mask, probabilities=True, symbolic=True)
+    for schedule in (
+        Schedule(Strategy.WHOLE, 8),
+        Schedule(Strategy.SINGLE, 8, 16),
+        Schedule(Strategy.MULTI, 8, 16, segments=3),
+    ):
+        p = build(hint.region, hint.derivation, schedule)
+        for i, l in ((1, 1), (5, 37), (33, 70), (16, 16)):  # noqa: E741
+            case = cases.attention(b=1, h=2, i=i, l=l, mask=mask, probabilities=True, symbolic=True)
+            for a, b in zip(run(p, case.inputs, case.sizes), case.expected(case.inputs), strict=True):
+                torch.testing.assert_close(a.double(), b, rtol=1e-5, atol=2e-6, equal_nan=True)
+
+
+def test_wrong_inputs_are_named() -> None:
+    case = cases.softmax()
+    p = build(case.region, case.derivation, Schedule(Strategy.SINGLE, 8, 16))
+    with pytest.raises(ValueError, match="x is torch.float64"):
+        run(p, {"x": case.inputs["x"].double()}, {})
+    with pytest.raises(ValueError, match=r"\(41, 13\)"):
+        run(p, {"x": case.inputs["x"].T}, {})

@@ -1,8 +1,8 @@
 """Runs tile programs with torch operations, tile by tile, on any device: the meaning of a tile program.
 
 Every value is a tensor with one dimension for each axis of the kernel, of length 1 where it does not span the axis; so
-values meet by axis. Batch axes are taken several positions at a time, so that Python's overhead stays small while the
-values of a tile stay within ``BUDGET``.
+values meet by axis. Batch axes are taken several positions at a time, so that Python's overhead stays small while each
+value of a tile stays within ``BUDGET`` bytes: what a core's cache holds.
 """
 
 from __future__ import annotations
@@ -48,7 +48,7 @@ from redfuser.tile.nodes import (
     outputs_of,
 )
 
-BUDGET = 24 * 2**20
+BUDGET = 3 * 2**20
 
 
 def run(program: Program, inputs: Mapping[str, Tensor], sizes: Mapping[str, int]) -> list[Tensor]:
@@ -184,7 +184,7 @@ class _Execution:
                     stack += bs
 
     def footprint(self, steps: Mapping[Axis, int]) -> int:
-        """Bytes that the values of one grid point take at once, roughly."""
+        """Bytes of the largest value of one grid point."""
         sizes = []
         for s in _walk(self.kernel.body):
             for v in outputs_of(s):
@@ -193,7 +193,7 @@ class _Execution:
                     block = self.tile[a].block
                     n *= min(block, self.size[a]) if block is not None else self.size[a]
                 sizes.append(n)
-        return sum(sorted(sizes)[-3:])
+        return max(sizes, default=1)
 
     # -- statements --------------------------------------------------------------------------------------------------
     def block(self, body: tuple[Statement, ...]) -> None:

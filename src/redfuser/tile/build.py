@@ -19,7 +19,8 @@ from redfuser.index.nodes import Reducer
 from redfuser.regions.nodes import Region, Result
 from redfuser.tile import masks, roles
 from redfuser.tile.identity import NO_POSITION, constant, identity, result_dtype
-from redfuser.tile.lower import Lowering, Names, Stored
+from redfuser.tile.lower import Lowering, Stored
+from redfuser.tile.names import Names
 from redfuser.tile.nodes import (
     Assign,
     At,

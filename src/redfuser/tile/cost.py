@@ -62,12 +62,15 @@ class _Lengths:
 
 
 def cost(region: Region, sizes: Mapping[str, int]) -> Cost:
-    """The cost of a region at the given lengths (hints where a length is not given)."""
+    """The cost of a region at the given lengths (hints where a length is not given).
+
+    A map that a result of the same axes is made of saves nothing: PyTorch makes it in the memory of the result.
+    """
     n = _Lengths(sizes)
     axis = region.problem.axis
     producers = {p.name: p for p in region.producers}
     saved = operations = 0
-    seen: set[Expr] = set()
+    seen: set[Expr] = {x for r in region.results for x in walk(r.body) if free_axes(x) == frozenset(r.axes)}
     for s in region.problem.stages:
         for e in _operands(s, axis):
             axes = free_axes(e)

@@ -36,6 +36,7 @@ from redfuser.index.nodes import Reduce as Reduction
 from redfuser.index.nodes import Reducer
 from redfuser.tile import dots
 from redfuser.tile.identity import identity, result_dtype
+from redfuser.tile.names import Names
 from redfuser.tile.nodes import (
     Combine,
     Correct,
@@ -73,23 +74,6 @@ class Level:
     placed: dict[Expr, Placed] = field(default_factory=dict)
     reads: list[Read] = field(default_factory=list)
     names: list[str] = field(default_factory=list)
-
-
-class Names:
-    """Unique names in one kernel: the wished one, else with a number."""
-
-    def __init__(self, taken: Iterable[str] = ()) -> None:
-        self._taken = set(taken)
-
-    def new(self, wish: str) -> str:
-        name, n = wish, 2
-        while name in self._taken:
-            name, n = f"{wish}_{n}", n + 1
-        self._taken.add(name)
-        return name
-
-    def release(self, names: Iterable[str]) -> None:
-        self._taken.difference_update(names)
 
 
 @dataclass(frozen=True, slots=True)

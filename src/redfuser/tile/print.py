@@ -4,10 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from redfuser.index.expr import Const
-from redfuser.index.ints import Axis
+from redfuser.index.expr import Const, Expr, substitute
+from redfuser.index.ints import Axis, Int, as_int
 from redfuser.index.nodes import Reducer
 from redfuser.index.print import Namer, short, show, show_const, show_int
+from redfuser.tile.names import Names
 from redfuser.tile.nodes import (
     Assign,
     At,
@@ -41,53 +42,72 @@ _JOIN = {Reducer.SUM: " + ", Reducer.PROD: " * ", Reducer.ANY: " | ", Reducer.AL
 _CALL = {Reducer.MAX: "maximum", Reducer.MIN: "minimum", Reducer.LOGSUMEXP: "logaddexp"}
 
 
-def show_bound(b: Bound) -> str:
-    match b:
-        case At():
-            return show_int(b.index)
-        case Down():
-            return f"down({show_bound(b.arg)}, {b.tile})"
-        case Up():
-            return f"up({show_bound(b.arg)}, {b.tile})"
-        case Least():
-            return f"min({', '.join(show_bound(x) for x in b.args)})"
-        case Greatest():
-            return f"max({', '.join(show_bound(x) for x in b.args)})"
+class _Axes:
+    """The axes of a kernel in order, each with a name of its own."""
+
+    def __init__(self, k: Kernel) -> None:
+        self.order = [t.axis for t in k.axes]
+        self._own: dict[Axis, Int] = {}
+        names = Names()
+        for t in k.axes:
+            name = names.new(t.axis.name)
+            if name != t.axis.name:
+                for axis, text in ((t.axis, name), (t.first, f"{name}.first"), (t.last, f"{name}.last")):
+                    self._own[axis] = as_int(Axis(text, axis.size))
+
+    def name(self, a: Axis) -> str:
+        own = self._own.get(a)
+        return a.name if own is None else show_int(own)
+
+    def int(self, i: Int) -> str:
+        return show_int(i.substitute(self._own) if self._own else i)
+
+    def expr(self, e: Expr, namer: Namer) -> str:
+        return show(substitute(e, self._own) if self._own else e, namer)
+
+    def bound(self, b: Bound) -> str:
+        match b:
+            case At():
+                return self.int(b.index)
+            case Down():
+                return f"down({self.bound(b.arg)}, {b.tile})"
+            case Up():
+                return f"up({self.bound(b.arg)}, {b.tile})"
+            case Least():
+                return f"min({', '.join(self.bound(x) for x in b.args)})"
+            case Greatest():
+                return f"max({', '.join(self.bound(x) for x in b.args)})"
 
 
-def _order(k: Kernel) -> list[Axis]:
-    return [t.axis for t in k.axes]
+def _value(v: Value, axes: _Axes, namer: Namer) -> str:
+    spans = ", ".join(axes.name(a) for a in axes.order if a in v.axes)
+    return f"{namer(v.name)}[{spans}]" if spans else namer(v.name)
 
 
-def _value(v: Value, order: list[Axis], namer: Namer) -> str:
-    axes = ", ".join(a.name for a in order if a in v.axes)
-    return f"{namer(v.name)}[{axes}]" if axes else namer(v.name)
-
-
-def _statement(s: Statement, order: list[Axis], namer: Namer) -> Iterator[str]:
+def _statement(s: Statement, axes: _Axes, namer: Namer) -> Iterator[str]:
     def out(v: Value) -> str:
-        return _value(v, order, namer)
+        return _value(v, axes, namer)
 
     match s:
         case Read():
-            marks = [show_int(i) + ("?" if c else "") for i, c in zip(s.index, s.clip, strict=True)]
+            marks = [axes.int(i) + ("?" if c else "") for i, c in zip(s.index, s.clip, strict=True)]
             yield f"{out(s.out)} = {namer(s.tensor)}" + (f"[{', '.join(marks)}]" if marks else "")
         case Map():
-            yield f"{out(s.out)} = {show(s.expr, namer)}"
+            yield f"{out(s.out)} = {axes.expr(s.expr, namer)}"
         case Correct():
-            yield f"{out(s.out)} = {show(s.expr, namer)}    # {namer(s.state)}, corrected"
+            yield f"{out(s.out)} = {axes.expr(s.expr, namer)}    # {namer(s.state)}, corrected"
         case Guard():
             a = s.axis
-            yield f"{out(s.out)} = where({a.name} < {show_int(a.size)}, {namer(s.arg)}, {show_const(s.fill)})"
+            yield f"{out(s.out)} = where({axes.name(a)} < {show_int(a.size)}, {namer(s.arg)}, {show_const(s.fill)})"
         case Dot():
-            over = ", ".join(a.name for a in s.over)
+            over = ", ".join(axes.name(a) for a in s.over)
             plus = f"{namer(s.add)} + " if s.add is not None else ""
             yield f"{out(s.out)} = {plus}dot({namer(s.left)}, {namer(s.right)}, over={over})"
         case Reduce():
-            yield f"{out(s.out)} = {s.reducer}({namer(s.arg)}, over={s.over.name})"
+            yield f"{out(s.out)} = {s.reducer}({namer(s.arg)}, over={axes.name(s.over)})"
         case Select():
             k = f", k={show_int(s.k.size)}" if s.k is not None else ""
-            yield f"{out(s.out)}, {out(s.index)} = {s.reducer}({namer(s.arg)}, over={s.over.name}{k})"
+            yield f"{out(s.out)}, {out(s.index)} = {s.reducer}({namer(s.arg)}, over={axes.name(s.over)}{k})"
         case Combine():
             left, right = namer(s.left), namer(s.right)
             join = _JOIN.get(s.reducer)
@@ -96,7 +116,7 @@ def _statement(s: Statement, order: list[Axis], namer: Namer) -> Iterator[str]:
             pairs = f"({namer(s.left)}, {namer(s.left_index)}), ({namer(s.right)}, {namer(s.right_index)})"
             yield f"{out(s.out)}, {out(s.index)} = merge_{s.reducer}({pairs})"
         case Rename():
-            pairs = ", ".join(f"{a.name}={b.name}" for a, b in s.axes)
+            pairs = ", ".join(f"{axes.name(a)}={axes.name(b)}" for a, b in s.axes)
             yield f"{out(s.out)} = {namer(s.arg)} with {pairs}"
         case Declare():
             init = show_const(s.init) if isinstance(s.init, Const) else namer(s.init)
@@ -104,27 +124,28 @@ def _statement(s: Statement, order: list[Axis], namer: Namer) -> Iterator[str]:
         case Assign():
             yield f"{namer(s.state)} = {namer(s.value)}"
         case Store():
-            index = f"[{', '.join(show_int(i) for i in s.index)}]" if s.index else ""
+            index = f"[{', '.join(axes.int(i) for i in s.index)}]" if s.index else ""
             yield f"store {namer(s.tensor)}{index} = {namer(s.value)}"
         case Loop():
-            bounds = f"{show_bound(s.start)}, {show_bound(s.stop)}, {s.tile}"
-            yield f"for {s.axis.name} in tiles({bounds}):" + (f"    # {s.note}" if s.note else "")
+            bounds = f"{axes.bound(s.start)}, {axes.bound(s.stop)}, {s.tile}"
+            yield f"for {axes.name(s.axis)} in tiles({bounds}):" + (f"    # {s.note}" if s.note else "")
             for x in s.body:
-                yield from ("    " + line for line in _statement(x, order, namer))
+                yield from ("    " + line for line in _statement(x, axes, namer))
 
 
-def _axis(t: TileAxis) -> str:
+def _axis(t: TileAxis, axes: _Axes) -> str:
     block = "whole" if t.block is None else f"by {t.block}"
-    return f"{t.axis.name}<{show_int(t.axis.size)} {block} ({t.role})"
+    return f"{axes.name(t.axis)}<{show_int(t.axis.size)} {block} ({t.role})"
 
 
 def show_kernel(k: Kernel, namer: Namer = str) -> str:
     lines = [f"kernel {k.name}:    # {k.note}"]
-    for label, axes in (("grid", k.grid), ("tile", k.inside)):
-        if axes:
-            lines.append(f"    {label} {', '.join(_axis(t) for t in axes)}")
+    axes = _Axes(k)
+    for label, members in (("grid", k.grid), ("tile", k.inside)):
+        if members:
+            lines.append(f"    {label} {', '.join(_axis(t, axes) for t in members)}")
     for s in k.body:
-        lines += ["    " + line for line in _statement(s, _order(k), namer)]
+        lines += ["    " + line for line in _statement(s, axes, namer)]
     return "\n".join(lines)
 
 
