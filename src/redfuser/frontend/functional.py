@@ -30,8 +30,8 @@ def functional(gm: fx.GraphModule, example_inputs: Sequence[object]) -> fx.Graph
     """A functional ATen graph that takes ``gm``'s inputs and gives its outputs, composite operations kept whole.
 
     Mutations of inputs are written back at the end with ``copy_``. Every node keeps the user's stack trace and, through
-    ``from_node``, the user's variable names. Casts of autocast are explicit; ``meta["autocast"]`` says whether there are
-    any, and then the graph has to run with autocast off. Nothing is computed on data.
+    ``from_node``, the user's variable names. Casts of autocast are explicit; ``meta["autocast"]`` says whether there
+    are any, and then the graph has to run with autocast off. Nothing is computed on data.
     """
     source = _with_applied_autocast(gm)
     exported, signature = aot_export_module(source, list(example_inputs), trace_joint=False, pre_dispatch=True)
