@@ -45,6 +45,10 @@ class Fuser:
         return compiled
 
 
+def tracked(xs: Sequence[torch.Tensor]) -> list[torch.Tensor]:
+    return [x for x in xs if x.requires_grad]
+
+
 def leaves(x: Any) -> list[torch.Tensor]:
     return [y for y in pytree.tree_leaves(x) if isinstance(y, torch.Tensor)]
 
@@ -60,7 +64,7 @@ def assert_same(
     if grad:
         seeds = [torch.randn_like(w) for w in want if w.requires_grad]
         grads = [
-            torch.autograd.grad([o for o in out if o.requires_grad], [x for x in at if x.requires_grad], seeds, allow_unused=True)
+            torch.autograd.grad(tracked(out), tracked(at), seeds, allow_unused=True)
             for out, at in ((got, ours), (want, theirs))
         ]
         assert [g is None for g in grads[0]] == [g is None for g in grads[1]]
