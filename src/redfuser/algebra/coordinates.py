@@ -128,7 +128,8 @@ def place(s: State, stage: Stage, r: Term, name: str, raw_needed: bool) -> Place
     if test is not None:
         value = build.where(test, s.zero(value), value)
     base = s.set_base(stage, "exponent", r, name, value)
-    return Placed(base, None, "an extremum, which stays among the data")
+    offset = build.sub(s.raw(r), base) if raw_needed else None
+    return Placed(base, offset, "an extremum, which stays among the data")
 
 
 def _place_mean(s: State, stage: Stage, r: Term, name: str) -> Placed:

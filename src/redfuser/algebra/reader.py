@@ -211,7 +211,7 @@ class Reader:
         ``leaf`` rewrites loads of stages in spellings; ``var`` gives the expression of accumulators.
         """
         as_written = self.written.get(t) if t.args else None
-        if as_written is not None:
+        if as_written is not None and not self.kind(as_written) & ~t.kind:
             return transform(as_written, leaf)
         return self.structure(t, lambda x: self.emit(x, leaf, var), leaf, var)
 
