@@ -6,13 +6,13 @@ import itertools
 from dataclasses import dataclass
 from fractions import Fraction
 
-from redfuser.algebra import build, coordinates, poly
+from redfuser.algebra import build, coordinates, pieces, poly
 from redfuser.algebra.facts import Facts
+from redfuser.algebra.groups import Group, Refused
 from redfuser.algebra.nodes import Read, Stage, Treatment
 from redfuser.algebra.order import Ordered, Shape, ordered, refused
 from redfuser.algebra.poly import Terms
 from redfuser.algebra.reader import narrows
-from redfuser.algebra.separate import Group, Refused
 from redfuser.algebra.state import Entry, State, factorial_of, low_precision, old
 from redfuser.algebra.terms import ANY, NONNEG, D, Sign, Term, X, base_power
 from redfuser.index.expr import (
@@ -235,7 +235,7 @@ def _logsumexp(s: State, stage: Stage) -> Term:
         acc = s.accumulate(stage, stage.name, Reducer.LOGSUMEXP, stage.body, dtype, "result")
         s.facts.learn(s.t.sub(s.reader.term(acc), s.reader.term(stage.body)))
         return s.reader.term(acc)
-    _, moving = s.separator.exponents(stage.body)
+    _, moving = pieces.exponents(s.separator, stage.body)
     table: dict[Term, Expr] = {}
     shift: Expr = const(0.0, dtype)
     fix: Expr = const(0.0, dtype)
@@ -350,6 +350,8 @@ class SumPlacer:
     def place(self) -> Term:
         s, stage = self.s, self.stage
         groups = [s.separator.recentred(g) for g in s.separator.groups(stage.body)]
+        if not s.reader.kind(stage.body) & D and any(not g.terms for g in groups):
+            return s.reader.term(s.accumulate(stage, stage.name, Reducer.SUM, stage.body, self.dtype, "result"))
         text = s.separator.name(stage.body)
         if s.reader.kind(stage.body) & D:
             after = " + ".join(f"{s.separator.name(s.spelled(g.scale))} * [{s.separator.name(g.core)}]" for g in groups)
@@ -393,7 +395,7 @@ class GroupPlacer:
         self.g, self.name, self.dtype, self.note = g, name, parent.dtype, parent.note
         self.core = g.core
         self.defer = self.t.div(g.scale, g.base)
-        exp = self.s.separator._exp_factor(g.base)
+        exp = self.s.separator.exp_factor(g.base)
         self.moving = exp.args[0] if exp is not self.t.one else self.t.zero
         self.pin = self.t.div(g.base, exp)
         self.table: dict[Term, Expr] = {}  # results in the core -> their bases
@@ -497,7 +499,7 @@ class GroupPlacer:
             return
         found = self._exponential(self.core)
         unit = t.ln2 if found is not None and found.e.fn is Fn.EXP2 else t.one
-        key = None if found is None else s.separator.strip(found.e.args[0], lambda m: True)
+        key = None if found is None else pieces.strip(s.separator, found.e.args[0], lambda m: True)
         if found is None or key is None or s.reader.kind(key) & D or t.mul(unit, s.reader.term(key)) is not x:
             if self.moving is t.zero:
                 return  # as the program has it
@@ -604,9 +606,19 @@ class GroupPlacer:
         s = self.s
         r = s.separator.coordinates[c]
         linear = all(poly.degree(p, c) <= 1 for p in self.g.terms.values())
-        if linear and self.factor is None and low_precision(self.core) and self.dtype is not DType.FLOAT64:
-            placed = coordinates.Placed(const(0.0, self.dtype), s.raw(r), "0: elements this narrow are summed exactly as they are")
+        narrow = low_precision(self.core) and self.dtype is not DType.FLOAT64
+        related = coordinates.related(s, r, self.g.terms)
+        if linear and self.factor is None and (narrow or not related):
+            why = "elements this narrow are summed exactly as they are" if narrow else "the shift is not one of these elements"
+            placed = coordinates.Placed(const(0.0, self.dtype), s.raw(r), f"0: {why}")
             self.note.treatments.add(Treatment.DEFER)
+        elif not related:
+            raise Refused(
+                RefusalKind.ILL_CONDITIONED,
+                f"elements are shifted by {_coordinate_text(s, c)}, which is taken over other data and may be far from them on "
+                "a prefix",
+                "shift by a maximum, a minimum or a mean of the same elements",
+            )
         else:
             placed = coordinates.place(s, self.stage, r, base_name(s, self.stage, r), self.fix is None)
             self.note.treatments.add(Treatment.REBASE)
