@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from redfuser.algebra import place as placing
+from redfuser.algebra.groups import Options, Refused
 from redfuser.algebra.nodes import Derivation, Pass, Problem, Proof, Rule, Stage, StageReport, Treatment
 from redfuser.algebra.reader import reads_of
-from redfuser.algebra.separate import Options, Refused
 from redfuser.algebra.state import Notes, State
 from redfuser.algebra.text import report
 from redfuser.index.expr import load, loads

@@ -6,12 +6,13 @@ import itertools
 from dataclasses import dataclass
 from fractions import Fraction
 
-from redfuser.algebra import build, coordinates, poly
+from redfuser.algebra import build, coordinates, pieces, poly
+from redfuser.algebra.facts import Facts
+from redfuser.algebra.groups import Group, Refused
 from redfuser.algebra.nodes import Read, Stage, Treatment
 from redfuser.algebra.order import Ordered, Shape, ordered, refused
 from redfuser.algebra.poly import Terms
 from redfuser.algebra.reader import narrows
-from redfuser.algebra.separate import Group, Refused
 from redfuser.algebra.state import Entry, State, factorial_of, low_precision, old
 from redfuser.algebra.terms import ANY, NONNEG, D, Sign, Term, X, base_power
 from redfuser.index.expr import (
@@ -201,11 +202,11 @@ def _learn(s: State, stage: Stage) -> None:
 def _product(s: State, stage: Stage) -> Term:
     """prod (scale * core) = scale^n * prod core: kept at the running scale, so that it overflows no earlier than the result."""
     g = s.separator.single(s.separator.groups(stage.body))
-    if g is None or g.notes:
+    if g is None or g.notes or g.base is not s.t.one or g.alone is not None:
         raise Refused(
             RefusalKind.NONLINEAR,
-            f"a product is taken of {s.separator.name(stage.body)}, a sum of an element and an earlier result",
-            "multiply elements that an earlier result only scales",
+            f"a product is taken of {s.separator.name(stage.body)}, which is not an element times a scale",
+            "multiply elements that an earlier result only scales; for exponentials, sum the exponents",
         )
     dtype = accumulator_dtype(stage)
     name = s.notes[stage.name]
@@ -234,23 +235,21 @@ def _logsumexp(s: State, stage: Stage) -> Term:
         acc = s.accumulate(stage, stage.name, Reducer.LOGSUMEXP, stage.body, dtype, "result")
         s.facts.learn(s.t.sub(s.reader.term(acc), s.reader.term(stage.body)))
         return s.reader.term(acc)
-    _, moving = s.separator.exponents(stage.body)
+    _, moving = pieces.exponents(s.separator, stage.body)
     table: dict[Term, Expr] = {}
     shift: Expr = const(0.0, dtype)
     fix: Expr = const(0.0, dtype)
-    idle: Expr | None = None
     for m in moving:
         k, r = _parameter(s, m)
-        base, test = _exponent_base(s, stage, r)
+        base, _ = _exponent_base(s, stage, r)
         table[r] = base
         shift = build.add(shift, build.mul(s.inner(k), build.sub(base, old(base))))
         fix = build.add(fix, build.mul(s.inner(k), build.sub(s.raw(r), base)))
-        idle = test if idle is None or test is None else build.logic(Fn.OR, idle, test)
     element = at_base(s, stage.body, table)
     state = ref(stage.name, dtype, old=True)
+    role = "result at the running base"
     moved = build.add(state, shift)
-    correction = moved if idle is None else build.where(old(idle), state, moved)
-    acc = s.accumulate(stage, stage.name, Reducer.LOGSUMEXP, element, dtype, "result at the running base", correction=correction)
+    acc = s.accumulate(stage, stage.name, Reducer.LOGSUMEXP, element, dtype, role, correction=moved)
     s.notes[stage.name].treatments.add(Treatment.RESCALE)
     s.rule(stage, "rescale", f"logsumexp of {s.separator.name(stage.body)}", "logsumexp + (base' - base)")
     v = s.reader.term(acc)
@@ -351,6 +350,8 @@ class SumPlacer:
     def place(self) -> Term:
         s, stage = self.s, self.stage
         groups = [s.separator.recentred(g) for g in s.separator.groups(stage.body)]
+        if not s.reader.kind(stage.body) & D and any(not g.terms for g in groups):
+            return s.reader.term(s.accumulate(stage, stage.name, Reducer.SUM, stage.body, self.dtype, "result"))
         text = s.separator.name(stage.body)
         if s.reader.kind(stage.body) & D:
             after = " + ".join(f"{s.separator.name(s.spelled(g.scale))} * [{s.separator.name(g.core)}]" for g in groups)
@@ -394,7 +395,7 @@ class GroupPlacer:
         self.g, self.name, self.dtype, self.note = g, name, parent.dtype, parent.note
         self.core = g.core
         self.defer = self.t.div(g.scale, g.base)
-        exp = self.s.separator._exp_factor(g.base)
+        exp = self.s.separator.exp_factor(g.base)
         self.moving = exp.args[0] if exp is not self.t.one else self.t.zero
         self.pin = self.t.div(g.base, exp)
         self.table: dict[Term, Expr] = {}  # results in the core -> their bases
@@ -407,6 +408,8 @@ class GroupPlacer:
         self.poison: Expr | None = None
 
     def place(self) -> Term:
+        if not self.g.terms:  # what was written cancels
+            return self.t.zero
         self._choose_pin()
         self._bound_exponent()
         self._exponent_bases()
@@ -496,7 +499,7 @@ class GroupPlacer:
             return
         found = self._exponential(self.core)
         unit = t.ln2 if found is not None and found.e.fn is Fn.EXP2 else t.one
-        key = None if found is None else s.separator.strip(found.e.args[0], lambda m: True)
+        key = None if found is None else pieces.strip(s.separator, found.e.args[0], lambda m: True)
         if found is None or key is None or s.reader.kind(key) & D or t.mul(unit, s.reader.term(key)) is not x:
             if self.moving is t.zero:
                 return  # as the program has it
@@ -519,14 +522,23 @@ class GroupPlacer:
         self.core = _along(self.core, found.e, bounded)
         self.bounded = True
         self.note.conditions.append(f"{s.separator.name(bounded)} stays finite where {s.separator.name(found.e)} overflows")
-        for m in self.moving.addends:
-            if m is not t.zero:
-                r = s.raw(_parameter(s, m)[1])
-                self.poison = build.sub(r, r) if self.poison is None else build.add(self.poison, build.sub(r, r))
+        self._guard_shift(t.add(self.moving, t.mul(unit, top_term)))
         self.defer = t.mul(self.defer, t.exp(t.add(self.moving, t.mul(unit, top_term))))
         self.moving = t.neg(t.mul(unit, top_term))
         s.rule(self.stage, "bound", s.separator.name(found.e), s.separator.name(bounded),
                f"the base is the running maximum of {s.separator.name(seen)}")  # fmt: skip
+
+    def _guard_shift(self, left_out: Term) -> None:
+        """The scale exp(left_out) may cancel against another; where the shift in it is not finite it must still show."""
+        s = self.s
+        fine: Expr | None = None
+        for m in self.moving.addends:
+            if m is not self.t.zero:
+                r = build.unary(Fn.ABS, s.raw(_parameter(s, m)[1]))
+                test = Apply(Fn.LT, (r, const(float("inf"), dtype_of(r))), DType.BOOL)
+                fine = test if fine is None else build.logic(Fn.AND, fine, test)
+        if fine is not None:
+            self.poison = build.where(fine, const(1.0, self.dtype), build.exp(s.raw(left_out)))
 
     def _by_sign(self, x: Term, unit: Term) -> tuple[Expr, Term] | None:
         """The exponent a*g with a parameter a of unknown sign, as a*(g - base): the base is the end that makes it largest."""
@@ -569,6 +581,8 @@ class GroupPlacer:
         s, t = self.s, self.t
         if self.moving is t.zero:
             return
+        x = s.separator.exponent(self.g.terms)
+        anyway = x is not None and Facts(t).nonneg(t.neg(t.add(x, self.moving)))  # then no extremum needs to be seen first
         total: Expr = const(0.0, self.dtype)
         last: Expr = const(0.0, self.dtype)
         for m in self.moving.addends:
@@ -577,7 +591,8 @@ class GroupPlacer:
             self.table[r] = self.exponents[r] = base
             total = _advance(total, s.inner(k), base, old(base))
             if test is not None:
-                self.idle = test if self.idle is None else build.logic(Fn.OR, self.idle, test)
+                if not anyway:
+                    self.idle = test if self.idle is None else build.logic(Fn.OR, self.idle, test)
                 last = _advance(last, s.inner(k), s.raw(r), base)
         self._times(build.exp(total))
         if not self.bounded and not build.is_number(last, 0):
@@ -591,9 +606,19 @@ class GroupPlacer:
         s = self.s
         r = s.separator.coordinates[c]
         linear = all(poly.degree(p, c) <= 1 for p in self.g.terms.values())
-        if linear and self.factor is None and low_precision(self.core) and self.dtype is not DType.FLOAT64:
-            placed = coordinates.Placed(const(0.0, self.dtype), s.raw(r), "0: elements this narrow are summed exactly as they are")
+        narrow = low_precision(self.core) and self.dtype is not DType.FLOAT64
+        related = coordinates.related(s, r, self.g.terms)
+        if linear and self.factor is None and (narrow or not related):
+            why = "elements this narrow are summed exactly as they are" if narrow else "the shift is not one of these elements"
+            placed = coordinates.Placed(const(0.0, self.dtype), s.raw(r), f"0: {why}")
             self.note.treatments.add(Treatment.DEFER)
+        elif not related:
+            raise Refused(
+                RefusalKind.ILL_CONDITIONED,
+                f"elements are shifted by {_coordinate_text(s, c)}, which is taken over other data and may be far from them on "
+                "a prefix",
+                "shift by a maximum, a minimum or a mean of the same elements",
+            )
         else:
             placed = coordinates.place(s, self.stage, r, base_name(s, self.stage, r), self.fix is None)
             self.note.treatments.add(Treatment.REBASE)
@@ -748,7 +773,7 @@ class GroupPlacer:
         if value is not None:
             s.raw_values[v] = value
         if self.poison is not None:  # a shift that is not finite and cancels out must still show
-            s.fixes[v] = s.own_factor(build.exp(self.poison))
+            s.fixes[v] = s.own_factor(self.poison)
         elif self.fix is not None:
             s.fixes[v] = s.reader.opaque(self.fix, D, (False, False, True), "fix")
 

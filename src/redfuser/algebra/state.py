@@ -7,10 +7,11 @@ from fractions import Fraction
 
 from redfuser.algebra import build, poly
 from redfuser.algebra.facts import Facts
+from redfuser.algebra.groups import Options
 from redfuser.algebra.nodes import Accumulator, Base, Problem, Read, Rule, Stage, Step, Treatment
 from redfuser.algebra.poly import Terms
 from redfuser.algebra.reader import Reader, identity
-from redfuser.algebra.separate import Options, Separator
+from redfuser.algebra.separate import Separator
 from redfuser.algebra.terms import ANY, NONNEG, Arena, D, Sign, Term, base_power, variables
 from redfuser.index.expr import (
     DType,
