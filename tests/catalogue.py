@@ -134,7 +134,7 @@ def temperature_softmax(x, v, alpha):
 @one(xv, "rescale defer")
 def softmax_without_max(x, v):
     e = torch.exp(x)
-    return (e @ v) / e.sum(-1, keepdim=True)
+    return (e / e.sum(-1, keepdim=True)) @ v
 
 
 @one(lambda: (rnd(R, L), rnd(R, L, seed=3), rnd(L, N, seed=1)), "rescale defer")
@@ -465,7 +465,7 @@ def huber_around_mean(x):
     return torch.where(d.abs() < 1, 0.5 * d * d, d.abs() - 0.5).sum(-1)
 
 
-@several(x_, "nonlinear")
+@several(x_, "data_branch")
 def mean_absolute_deviation(x):
     return (x - x.mean(-1, keepdim=True)).abs().mean(-1)
 

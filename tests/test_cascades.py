@@ -10,9 +10,10 @@ import time
 import pytest
 from catalogue import ONE_PASS, SEVERAL
 from helpers import assert_close, double
-from stages import inputs_of_cuts, oracle, planned, run_tiled
+from stages import record
 
 import redfuser
+from redfuser.algebra.check import derive_checked
 
 ALL = ONE_PASS + SEVERAL
 SCHEDULES = [(tile, segments) for tile in (1, 7, 16, 128) for segments in (1, 2, 5)]
@@ -44,15 +45,13 @@ def test_is_refused_in_one_pass_and_planned_in_several(case):
 
 @pytest.mark.parametrize("case", ALL, ids=lambda c: c.name)
 def test_numbers_at_every_tiling(case):
-    args = case.inputs()
     with redfuser.options(**case.options):
-        graph, plans = planned(case.fn, args)
-    values = inputs_of_cuts(graph, plans, args)
-    for plan, inputs in zip(plans, values, strict=True):
-        want = oracle(plan, inputs)
+        regions = record(case.fn, case.inputs())
+    assert regions
+    for r in regions:
+        want = r.oracle()
         for tile, segments in SCHEDULES:
-            got = run_tiled(plan, inputs, tile, segments)
-            assert_close(got, want, tolerance=max(case.tolerance, 150 * 2**-23 * 10))
+            assert_close(r.run(tile, segments), want, tolerance=max(case.tolerance, 2e-4))
 
 
 @pytest.mark.parametrize("case", ALL, ids=lambda c: c.name)
@@ -63,15 +62,13 @@ def test_whole_function_against_eager(case):
 
 
 def test_deriving_and_checking_is_fast():
-    from redfuser.algebra.derive import derive_checked
-
     times = []
     for case in ALL:
         with redfuser.options(**case.options):
-            _, plans = planned(case.fn, case.inputs())
-        for p in plans:
+            regions = record(case.fn, case.inputs())
+        for r in regions:
             start = time.perf_counter()
-            derive_checked(p.region.problem, fuse_rounding=bool(case.options))
+            derive_checked(r.planned.region.problem, fuse_rounding=bool(case.options))
             times.append(time.perf_counter() - start)
     times.sort()
     assert times[len(times) // 2] < 0.050, f"median {times[len(times) // 2] * 1e3:.0f} ms"

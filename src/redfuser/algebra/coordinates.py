@@ -15,20 +15,11 @@ from redfuser.algebra.facts import unguarded
 from redfuser.algebra.nodes import Stage
 from redfuser.algebra.reader import identity
 from redfuser.algebra.terms import D, Term, base_power
-from redfuser.index.expr import Cast, Const, DType, Expr, Fn, Position, Ref
+from redfuser.index.expr import Cast, Const, DType, Expr, Fn, Position
 from redfuser.index.nodes import Reducer
 
 if TYPE_CHECKING:
     from redfuser.algebra.state import Entry, State
-
-
-@dataclass(frozen=True, slots=True)
-class Placed:
-    """A coordinate in place: its base, and how far the result is from the base at the end (None: nowhere)."""
-
-    base: Expr
-    offset: Expr | None
-    why: str
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,6 +30,16 @@ class Mean:
     top: Entry
     bottom: Entry | None
     divisor: Term
+
+
+@dataclass(frozen=True, slots=True)
+class Placed:
+    """A coordinate in place: its base, and how far the result is from the base at the end (None: nowhere)."""
+
+    base: Expr
+    offset: Expr | None
+    why: str
+    mean: Mean | None = None  # where the result is exactly this mean
 
 
 def conditioned(s: State, r: Term) -> bool:
@@ -87,6 +88,8 @@ def mean_of(s: State, r: Term) -> Mean | None:
     tops, bottoms, rest = list[Term](), list[Term](), list[Term]()
     for f in r.factors:
         b, q = base_power(f)
+        while b.op == "fn" and b.label.startswith("cast:"):
+            b = b.args[0]
         if f.kind & D:
             if q not in (1, -1):
                 return None
@@ -140,15 +143,16 @@ def _place_mean(s: State, stage: Stage, r: Term, name: str) -> Placed:
         n = s.count(stage)
         value = build.where(build.is_identity(n, 0), s.zero(top), build.div(top, weight))
         base = s.set_base(stage, "mean", m.top.state, name, value)
-        exact = inner is r and is_length(s, m.divisor)
-        return Placed(base, None if exact else build.sub(s.raw(r), base), "the mean of the prefix")
+        exact = not any(f.op == "fn" for f in r.factors) and is_length(s, m.divisor)
+        return Placed(base, None if exact else build.sub(s.raw(r), base), "the mean of the prefix", m if exact else None)
     bottom = s.ref_of(m.bottom.state)
     weights = next(iter(m.bottom.terms))
     positive = weights.nonneg and m.bottom.terms[weights][()] > 0
     if positive:
         value = build.where(build.is_identity(bottom, identity(Reducer.SUM, bottom.dtype)), s.zero(top), s.inner(r))
         base = s.set_base(stage, "mean", r, name, value)
-        return Placed(base, build.sub(s.raw(r), base), "a mean with weights >= 0")
+        pure = m if not any(f.op == "fn" for f in r.factors) else None
+        return Placed(base, build.sub(s.raw(r), base), "a mean with weights >= 0", pure)
     return _place_signed_mean(s, stage, r, m, weights, name)
 
 

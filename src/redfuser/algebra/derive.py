@@ -8,26 +8,23 @@ from redfuser.algebra.reader import reads_of
 from redfuser.algebra.separate import Options, Refused
 from redfuser.algebra.state import Notes, State
 from redfuser.algebra.text import report
-from redfuser.index.expr import loads
+from redfuser.index.expr import load, loads
+from redfuser.index.ints import as_int
+from redfuser.index.nodes import Reducer
 from redfuser.index.refusals import Refusal
 
 
-def derive(problem: Problem, *, exact_casts: bool = False, fuse_rounding: bool = False) -> Derivation:
+def derive(
+    problem: Problem, *, exact_casts: bool = False, fuse_rounding: bool = False, apart: frozenset[str] = frozenset()
+) -> Derivation:
     """Passes over the axis for the stages of a problem, as few as the algebra allows.
 
     A stage that cannot run in the pass of the results it reads moves to the next one, where they are parameters; each
     such stage has a refusal that says why. With ``exact_casts`` no rounding may move past a scale; with
-    ``fuse_rounding`` a rounding to integers may.
+    ``fuse_rounding`` a rounding to integers may. The stages named in ``apart`` run after everything they read, as they
+    are written.
     """
-    return _derive(problem, Options(exact_casts, fuse_rounding), apart=frozenset())
-
-
-def derive_apart(problem: Problem, names: frozenset[str], *, exact_casts: bool = False, fuse_rounding: bool = False) -> Derivation:
-    """The same with the named stages each in a pass after everything they read, where they are plain."""
-    return _derive(problem, Options(exact_casts, fuse_rounding), names)
-
-
-def _derive(problem: Problem, options: Options, apart: frozenset[str]) -> Derivation:
+    options = Options(exact_casts, fuse_rounding, apart)
     todo = list(problem.stages)
     passes: list[Pass] = []
     reports: list[StageReport] = []
@@ -35,7 +32,7 @@ def _derive(problem: Problem, options: Options, apart: frozenset[str]) -> Deriva
     rules: list[Rule] = []
     conditions: list[str] = []
     while todo:
-        state, left = _pass(problem, todo, options, apart, refusals)
+        state, left = _pass(problem, todo, options, refusals)
         done = Pass(tuple(state.steps), tuple(state.reads))
         placed = [s for s in todo if s not in left]
         assert placed, "a stage that reads no earlier result always has a place"
@@ -51,18 +48,29 @@ def _derive(problem: Problem, options: Options, apart: frozenset[str]) -> Deriva
     return Derivation(problem, tuple(passes), tuple(reports), tuple(refusals.values()), Proof(tuple(rules), tuple(conditions), None))
 
 
+def _remember(state: State, done: list[Stage]) -> None:
+    """In a later pass the results of earlier ones are parameters that are still extrema of their elements."""
+    state.later = bool(done)
+    t, term = state.t, state.reader.term
+    for s in done:
+        if s.reducer in (Reducer.MAX, Reducer.MIN, Reducer.ARGMAX, Reducer.ARGMIN):
+            d, f = term(load(s.name, tuple(as_int(a) for a in s.axes), s.dtype)), term(s.body)
+            state.facts.learn(t.sub(d, f) if s.reducer in (Reducer.MAX, Reducer.ARGMAX) else t.sub(f, d))
+
+
 def _pass(
-    problem: Problem, todo: list[Stage], options: Options, apart: frozenset[str], refusals: dict[str, Refusal]
+    problem: Problem, todo: list[Stage], options: Options, refusals: dict[str, Refusal]
 ) -> tuple[State, list[Stage]]:
     """As many of the stages as fit into one pass, and those that are left."""
     stages = {s.name: s for s in todo}
     taken = {x.source for s in problem.stages for x in loads(s.body)} - set(stages)
     state = State(problem, stages, options, taken)
+    _remember(state, [s for s in problem.stages if s.name not in stages])
     left: list[Stage] = []
     missing: set[str] = set()
     for s in todo:
         needs = reads_of(s.body, stages)
-        if needs & missing or (s.name in apart and needs):
+        if needs & missing or (s.name in options.apart and needs):
             left.append(s)
             missing.add(s.name)
             continue

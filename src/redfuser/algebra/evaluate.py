@@ -5,8 +5,9 @@ a top-k list takes the last dimension's place.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -16,7 +17,7 @@ from redfuser.index.expr import Apply, Cast, Const, DType, Expr, Fn, Load, Part,
 from redfuser.index.ints import Atom, Axis, FloorDiv, Int, Mod, Size
 from redfuser.index.nodes import Reducer
 
-Array = npt.NDArray[np.float64]
+Array = npt.NDArray[Any]  # of the grid's real type, or of bool
 Indexed = tuple[Array, Array | None]  # values, and positions where the reducer has them
 Values = Mapping[tuple[str, Part], Array]
 
@@ -32,6 +33,7 @@ class Grid:
     symbol: int
     data: dict[Load, Array]
     lax: bool  # roundings count as the identity
+    real: type[np.float64] | type[np.float32] = np.float64  # what to compute in
     rank: int = field(init=False)
 
     def __post_init__(self) -> None:
@@ -67,8 +69,8 @@ class Grid:
                 return np.zeros((1,) * self.rank)
 
 
-def _truth(a: Array) -> npt.NDArray[np.bool_]:
-    return a if a.dtype == np.bool_ else a != 0
+def _truth(a: Array) -> Array:
+    return a if a.dtype == np.bool_ else np.asarray(a != 0)
 
 
 def _erf(a: Array) -> Array:
@@ -81,18 +83,18 @@ def _sigmoid(a: Array) -> Array:
     return np.asarray(1 / (1 + np.exp(-a)))
 
 
-_UNARY = {
+_UNARY: dict[Fn, Callable[[Array], Array]] = {
     Fn.NEG: np.negative, Fn.ABS: np.abs, Fn.SIGN: np.sign, Fn.EXP: np.exp, Fn.EXP2: np.exp2, Fn.EXPM1: np.expm1, Fn.LOG: np.log,
     Fn.LOG2: np.log2, Fn.LOG1P: np.log1p, Fn.SQRT: np.sqrt, Fn.SIN: np.sin, Fn.COS: np.cos, Fn.TANH: np.tanh,
     Fn.SIGMOID: _sigmoid, Fn.ERF: _erf, Fn.ISNAN: np.isnan,
 }  # fmt: skip
-_ROUND = {Fn.FLOOR: np.floor, Fn.CEIL: np.ceil, Fn.ROUND: np.round, Fn.TRUNC: np.trunc}
-_BINARY = {
+_ROUND: dict[Fn, Callable[[Array], Array]] = {Fn.FLOOR: np.floor, Fn.CEIL: np.ceil, Fn.ROUND: np.round, Fn.TRUNC: np.trunc}
+_BINARY: dict[Fn, Callable[[Array, Array], Array]] = {
     Fn.ADD: np.add, Fn.SUB: np.subtract, Fn.MUL: np.multiply, Fn.DIV: np.divide, Fn.FLOORDIV: np.floor_divide, Fn.REMAINDER: np.mod,
     Fn.POW: np.power, Fn.MAXIMUM: np.maximum, Fn.MINIMUM: np.minimum, Fn.LT: np.less, Fn.LE: np.less_equal, Fn.GT: np.greater,
     Fn.GE: np.greater_equal, Fn.EQ: np.equal, Fn.NE: np.not_equal,
 }  # fmt: skip
-_LOGIC = {Fn.AND: np.logical_and, Fn.OR: np.logical_or, Fn.XOR: np.logical_xor}
+_LOGIC: dict[Fn, Callable[[Array, Array], Array]] = {Fn.AND: np.logical_and, Fn.OR: np.logical_or, Fn.XOR: np.logical_xor}
 
 
 @dataclass(slots=True)
@@ -116,9 +118,9 @@ class Evaluator:
     def _value(self, e: Expr) -> Array:
         match e:
             case Const():
-                return np.full((1,) * self.grid.rank, e.value, dtype=np.bool_ if e.dtype is DType.BOOL else np.float64)
+                return np.full((1,) * self.grid.rank, e.value, dtype=np.bool_ if e.dtype is DType.BOOL else self.grid.real)
             case Position():
-                return self.grid.integer(e.index, self.span)
+                return self.grid.integer(e.index, self.span).astype(self.grid.real)
             case Ref():
                 return (self.old if e.old else self.new)[(e.name, e.part)]
             case Load():
@@ -140,7 +142,7 @@ class Evaluator:
         if e.dtype is DType.BOOL:
             return np.asarray(_truth(a))
         if a.dtype == np.bool_:
-            return a.astype(np.float64)
+            return a.astype(self.grid.real)
         if not e.dtype.is_float and dtype_of(e.arg).is_float and not self.grid.lax:
             return np.asarray(np.trunc(a))
         return a
@@ -154,7 +156,7 @@ class Evaluator:
             return np.asarray(~_truth(a[0]))
         if e.fn in _ROUND:
             return a[0] if self.grid.lax else np.asarray(_ROUND[e.fn](a[0]))
-        a = [x.astype(np.float64) if x.dtype == np.bool_ else x for x in a]
+        a = [x.astype(self.grid.real) if x.dtype == np.bool_ else x for x in a]
         if e.fn is Fn.RSQRT:
             return np.asarray(1 / np.sqrt(a[0]))
         if e.fn in _UNARY:
@@ -163,8 +165,12 @@ class Evaluator:
 
     def _watch(self, e: Apply, args: list[Array], out: Array) -> None:
         """Overflow of finite values, and a zero weight times a non-finite value: the two exceptions of the contract."""
-        if e.fn not in (Fn.EXP, Fn.EXP2, Fn.EXPM1, Fn.MUL, Fn.ADD, Fn.SUB, Fn.POW) or out.dtype == np.bool_:
+        if e.fn not in (Fn.EXP, Fn.EXP2, Fn.EXPM1, Fn.MUL, Fn.ADD, Fn.SUB, Fn.POW, Fn.DIV) or out.dtype == np.bool_:
             return
+        if e.fn in (Fn.EXP, Fn.EXP2):  # every exponential of a row underflowed: an exponential without a max, from below
+            lost = np.all(out == 0, axis=-1, keepdims=True) & np.any(np.isfinite(args[0]), axis=-1, keepdims=True)
+            if lost.any() and self.overflow is not None:
+                self.overflow.append(lost)
         bad = ~np.isfinite(out)
         if not bad.any() or self.overflow is None:
             return
@@ -173,18 +179,20 @@ class Evaluator:
             fine = fine & np.isfinite(a)
         if e.fn is Fn.MUL:
             fine = fine | (args[0] == 0) | (args[1] == 0)
+        if e.fn is Fn.DIV:
+            fine = np.isinf(args[0]) & np.isinf(args[1])
         self.overflow.append(np.any(bad & fine, axis=-1, keepdims=True))
 
 
 # -- reducers ------------------------------------------------------------------------------------------------------------
-def identity(r: Reducer, k: int, dtype: DType, rank: int) -> Indexed:
-    shape = (1,) * (rank - 1) + (k if r is Reducer.TOPK else 1,)
+def identity(r: Reducer, k: int, dtype: DType, grid: Grid) -> Indexed:
+    shape = (1,) * (grid.rank - 1) + (k if r is Reducer.TOPK else 1,)
     if r in (Reducer.ANY, Reducer.ALL):
         return np.full(shape, r is Reducer.ALL), None
     value = {Reducer.SUM: 0.0, Reducer.PROD: 1.0, Reducer.MIN: np.inf, Reducer.ARGMIN: np.inf}.get(r, -np.inf)
     if not np.isfinite(value) and not dtype.is_float:
         value = _integer_end(dtype, value > 0)
-    return np.full(shape, value), (np.full(shape, np.inf) if r.has_index else None)
+    return np.full(shape, value, dtype=grid.real), (np.full(shape, np.inf) if r.has_index else None)
 
 
 def _integer_end(dtype: DType, top: bool) -> float:
@@ -198,7 +206,7 @@ def _integer_end(dtype: DType, top: bool) -> float:
 def _logsumexp(v: Array) -> Array:
     m = np.max(v, axis=-1, keepdims=True)
     safe = np.where(np.isinf(m), 0.0, m)
-    return np.asarray(np.log(np.sum(np.exp(v - safe), axis=-1, keepdims=True)) + safe)
+    return np.asarray(np.log(np.sum(np.exp(v - safe), axis=-1, keepdims=True)) + safe, dtype=v.dtype)
 
 
 def _ranked(v: Array, i: Array, k: int, largest: bool) -> Indexed:
@@ -212,11 +220,13 @@ def reduce(r: Reducer, parts: list[Indexed], k: int) -> Indexed:
     """All parts, each with the axis last, as one value."""
     shape = np.broadcast_shapes(*[p[0].shape[:-1] for p in parts])
     v = np.concatenate([np.broadcast_to(p[0], (*shape, p[0].shape[-1])) for p in parts], -1)
+    if v.dtype == np.bool_ and r not in (Reducer.ANY, Reducer.ALL):
+        v = v.astype(np.float64)
     match r:
         case Reducer.SUM:
-            return np.asarray(np.sum(v, -1, keepdims=True, dtype=np.float64)), None
+            return np.asarray(np.sum(v, -1, keepdims=True)), None
         case Reducer.PROD:
-            return np.asarray(np.prod(v, -1, keepdims=True, dtype=np.float64)), None
+            return np.asarray(np.prod(v, -1, keepdims=True)), None
         case Reducer.MAX:
             return np.asarray(np.max(v, -1, keepdims=True)), None
         case Reducer.MIN:
@@ -248,7 +258,7 @@ class Loop:
         state: State = {}
         for s in self.done.steps:
             if isinstance(s, Accumulator):
-                self._put(state, s.name, identity(s.reducer, self.sizes.get(s.name, 1), s.dtype, self.grid.rank))
+                self._put(state, s.name, identity(s.reducer, self.sizes.get(s.name, 1), s.dtype, self.grid))
             else:
                 state[(s.name, Part.VALUE)] = self._state_value(s.value, state, {})
         return state

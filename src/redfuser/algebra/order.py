@@ -8,7 +8,7 @@ from enum import Enum
 from redfuser.algebra import build, poly
 from redfuser.algebra.separate import Refused, Separator
 from redfuser.algebra.terms import D, X
-from redfuser.index.expr import COMPARISONS, Apply, Cast, DType, Expr, Fn, Ref, dtype_of, ref, transform
+from redfuser.index.expr import COMPARISONS, Apply, Cast, DType, Expr, Fn, Ref, const, dtype_of, ref, transform
 from redfuser.index.refusals import RefusalKind
 
 
@@ -177,7 +177,7 @@ def _where(s: Separator, e: Apply) -> Ordered | None:
 def _canonical(s: Separator, e: Apply) -> Ordered:
     """Elements and results joined more than once: through the groups, as scale * (key + rest)."""
     if e.fn in COMPARISONS:
-        zero = build.const(0, build.join(*[dtype_of(x) for x in e.args]))
+        zero = const(0, build.join(*[dtype_of(x) for x in e.args]))
         gap = ordered(s, build.sub(e.args[0], e.args[1]))
         if e.fn not in (Fn.GT, Fn.GE, Fn.LT, Fn.LE):
             raise refused(s, e)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+from dataclasses import dataclass
 from fractions import Fraction
 
 from redfuser.algebra import build, coordinates, poly
@@ -13,8 +14,23 @@ from redfuser.algebra.reader import narrows
 from redfuser.algebra.separate import Group, Refused
 from redfuser.algebra.state import Entry, State, factorial_of, low_precision, old
 from redfuser.algebra.terms import ANY, NONNEG, D, Sign, Term, X, base_power
-from redfuser.index.expr import Apply, Const, DType, Expr, Fn, Part, Ref, children, const, dtype_of, ref
+from redfuser.index.expr import (
+    Apply,
+    Cast,
+    DType,
+    Expr,
+    Fn,
+    Part,
+    Ref,
+    children,
+    const,
+    dtype_of,
+    rebuild,
+    ref,
+    transform,
+)
 from redfuser.index.nodes import Reducer
+from redfuser.index.print import show
 from redfuser.index.refusals import RefusalKind
 
 Index = tuple[int, ...]
@@ -164,8 +180,6 @@ def _read_both(s: State, stage: Stage, m: Ordered, high: Ref, low: Ref, largest:
 
 
 def _raw_expr(s: State, e: Expr) -> Expr:
-    from redfuser.index.expr import transform
-
     return transform(e, s._raw_leaf)
 
 
@@ -201,7 +215,7 @@ def _product(s: State, stage: Stage) -> Term:
     n = s.count(stage)
     value = s.inner(g.scale)
     zero = build.logic(Fn.OR, build.equal(value, s.zero(value)), build.equal(build.unary(Fn.ABS, value), const(float("inf"), dtype_of(value))))
-    base = s.set_base(stage, "pin", g.scale, f"{stage.name}_base", build.where(zero, build.const(1, dtype_of(value)), value))
+    base = s.set_base(stage, "pin", g.scale, f"{stage.name}_base", build.where(zero, const(1, dtype_of(value)), value))
     element = build.mul(g.core, base)
     step = Apply(Fn.POW, (build.div(base, old(base)), build.cast(old(n), dtype)), dtype)
     state = ref(stage.name, dtype, old=True)
@@ -274,21 +288,27 @@ class NotAtBase(Exception):
     """A result in a core that no base stands for."""
 
 
-def at_base(s: State, e: Expr, table: dict[Term, Expr]) -> Expr:
-    """e with what depends on results alone replaced by bases."""
+def at_base(s: State, e: Expr, table: dict[Term, Expr], exponents: dict[Term, Expr] | None = None) -> Expr:
+    """e with what depends on results alone replaced by bases; ``exponents`` are the ones that count under an exponential."""
+    if exponents is not None and isinstance(e, Apply) and e.fn in (Fn.EXP, Fn.EXP2):
+        return at_base(s, e, exponents)
     kind = s.reader.kind(e)
     if not kind & D:
         return e
     if not kind & X:
         t = s.reader.term(e)
+        k, r = s.t.split(t)
         if t in table:
             return table[t]
-        minus = s.t.neg(t)
-        if minus in table:
-            return build.neg(table[minus])
-    if not children(e):
-        raise NotAtBase(str(e))
-    args = tuple(at_base(s, a, table) for a in children(e))
+        if r in table:
+            return build.mul(const(float(k), dtype_of(table[r])), table[r])
+        if s.t.neg(t) in table:
+            return build.neg(table[s.t.neg(t)])
+        if not t.kind:
+            return s.inner(t)
+        if not children(e):
+            return _term_at_base(s, t, table, e)
+    args = tuple(at_base(s, a, table, exponents) for a in children(e))
     if isinstance(e, Apply):
         match e.fn:
             case Fn.ADD:
@@ -301,9 +321,22 @@ def at_base(s: State, e: Expr, table: dict[Term, Expr]) -> Expr:
                 return build.mul(*args)
             case Fn.DIV:
                 return build.div(*args)
-    from redfuser.index.expr import rebuild
-
     return rebuild(e, args)
+
+
+def _term_at_base(s: State, t: Term, table: dict[Term, Expr], e: Expr) -> Expr:
+    """A result that is itself put together from results with bases."""
+
+    def go(x: Term) -> Expr:
+        if x in table:
+            return table[x]
+        if not x.kind:
+            return s.inner(x)
+        if x.op not in ("add", "mul", "pow", "max", "min"):
+            raise NotAtBase(show(e))
+        return s.reader.structure(x, go)
+
+    return go(t)
 
 
 # -- sums ----------------------------------------------------------------------------------------------------------------
@@ -317,7 +350,7 @@ class SumPlacer:
 
     def place(self) -> Term:
         s, stage = self.s, self.stage
-        groups = s.separator.groups(stage.body)
+        groups = [s.separator.recentred(g) for g in s.separator.groups(stage.body)]
         text = s.separator.name(stage.body)
         if s.reader.kind(stage.body) & D:
             after = " + ".join(f"{s.separator.name(s.spelled(g.scale))} * [{s.separator.name(g.core)}]" for g in groups)
@@ -338,6 +371,21 @@ def _coordinate_text(s: State, c: Term) -> str:
     return s.separator.name(s.spelled(s.separator.coordinates[c]))
 
 
+@dataclass(frozen=True, slots=True)
+class Exponential:
+    """An exponential among the factors of a core, and the conditions under which it is taken."""
+
+    e: Apply
+    masks: tuple[tuple[Expr, bool], ...]
+
+    def masked(self, key: Expr) -> Expr:
+        """The exponent where it is taken, -inf elsewhere."""
+        far = const(float("-inf"), dtype_of(key))
+        for c, taken in reversed(self.masks):
+            key = build.where(c, key, far) if taken else build.where(c, far, key)
+        return key
+
+
 class GroupPlacer:
     """One group: its base, its accumulators (the core and its derivatives) and their corrections."""
 
@@ -349,10 +397,14 @@ class GroupPlacer:
         exp = self.s.separator._exp_factor(g.base)
         self.moving = exp.args[0] if exp is not self.t.one else self.t.zero
         self.pin = self.t.div(g.base, exp)
-        self.table: dict[Term, Expr] = {}
+        self.table: dict[Term, Expr] = {}  # results in the core -> their bases
+        self.exponents: dict[Term, Expr] = {}  # the same under an exponential
+        self.marks: dict[Expr, Expr] = {}  # stand-ins for the bases of coordinates while derivatives are taken
         self.factor: Expr | None = None
         self.idle: Expr | None = None
         self.fix: Expr | None = None
+        self.bounded = False
+        self.poison: Expr | None = None
 
     def place(self) -> Term:
         self._choose_pin()
@@ -437,11 +489,14 @@ class GroupPlacer:
         """An exponent that is not provably <= 0 gets a running maximum of its own as base."""
         s, t = self.s, self.t
         x = s.separator.exponent(self.g.terms)
+        as_written = s.later or self.stage.name in s.options.apart
+        if x is not None and not s.reader.kind(self.stage.body) & D and as_written:
+            return  # in a later pass the body is run as it is written
         if x is None or s.facts.nonneg(t.neg(t.add(x, self.moving))):
             return
         found = self._exponential(self.core)
-        unit = t.ln2 if found is not None and found.fn is Fn.EXP2 else t.one
-        key = None if found is None else s.separator.strip(found.args[0], lambda m: True)
+        unit = t.ln2 if found is not None and found.e.fn is Fn.EXP2 else t.one
+        key = None if found is None else s.separator.strip(found.e.args[0], lambda m: True)
         if found is None or key is None or s.reader.kind(key) & D or t.mul(unit, s.reader.term(key)) is not x:
             if self.moving is t.zero:
                 return  # as the program has it
@@ -450,30 +505,64 @@ class GroupPlacer:
                 f"the exponent in {s.separator.name(self.core)} has no upper bound that can be followed",
                 "subtract the maximum of the exponent before the exponential",
             )
-        top = s.key(self.stage, f"{self.name}_max", Reducer.MAX, key, "largest exponent, as a base")
-        top_term = s.reader.term(top)
-        self.core = _replace(self.core, found, Apply(found.fn, (build.sub(key, top),), found.dtype))
+        seen = found.masked(key)
+        if s.facts.nonneg(t.neg(t.add(t.mul(unit, s.reader.term(seen)), self.moving))):
+            return  # at most 0 wherever it is taken
+        inner = self._by_sign(x, unit)
+        if inner is None:
+            top: Expr = s.key(self.stage, f"{self.name}_max", Reducer.MAX, seen, "largest exponent, as a base")
+            bound = build.sub(key, top)
+            top_term = s.reader.term(top)
+        else:
+            bound, top_term = inner
+        bounded = Apply(found.e.fn, (bound,), found.e.dtype)
+        self.core = _along(self.core, found.e, bounded)
+        self.bounded = True
+        self.note.conditions.append(f"{s.separator.name(bounded)} stays finite where {s.separator.name(found.e)} overflows")
+        for m in self.moving.addends:
+            if m is not t.zero:
+                r = s.raw(_parameter(s, m)[1])
+                self.poison = build.sub(r, r) if self.poison is None else build.add(self.poison, build.sub(r, r))
         self.defer = t.mul(self.defer, t.exp(t.add(self.moving, t.mul(unit, top_term))))
         self.moving = t.neg(t.mul(unit, top_term))
-        s.rule(self.stage, "bound", s.separator.name(found), s.separator.name(Apply(found.fn, (build.sub(key, top),), found.dtype)),
-               f"{top.name} is the running maximum of {s.separator.name(key)}")  # fmt: skip
+        s.rule(self.stage, "bound", s.separator.name(found.e), s.separator.name(bounded),
+               f"the base is the running maximum of {s.separator.name(seen)}")  # fmt: skip
 
-    def _exponential(self, e: Expr) -> Apply | None:
+    def _by_sign(self, x: Term, unit: Term) -> tuple[Expr, Term] | None:
+        """The exponent a*g with a parameter a of unknown sign, as a*(g - base): the base is the end that makes it largest."""
+        s, t = self.s, self.t
+        fixed = [f for f in x.factors if not f.kind and f.op != "const" and f is not t.ln2]
+        if not fixed or x.op != "mul":
+            return None
+        a = t.mul(*fixed)
+        g = t.mul(*[f for f in x.factors if f not in fixed], t.inv(unit))
+        if a.nonneg or a.nonpos:
+            return None
+        slope, key = s.spelled(a), s.spelled(g)
+        high = s.key(self.stage, f"{self.name}_hi", Reducer.MAX, key, "largest exponent, as a base")
+        low = s.key(self.stage, f"{self.name}_lo", Reducer.MIN, key, "smallest exponent, as a base")
+        end = build.where(Apply(Fn.GE, (slope, s.zero(slope)), DType.BOOL), high, low)
+        return build.mul(build.sub(key, end), slope), t.mul(a, s.reader.term(end))
+
+    def _exponential(self, e: Expr) -> Exponential | None:
         """The only exponential among the factors of e."""
-        found: list[Apply] = []
-        stack = [e]
+        found: list[Exponential] = []
+        stack: list[tuple[Expr, tuple[tuple[Expr, bool], ...]]] = [(e, ())]
         while stack:
-            x = stack.pop()
-            if isinstance(x, Apply) and x.fn in (Fn.EXP, Fn.EXP2):
-                found.append(x)
-            elif isinstance(x, Apply) and x.fn in (Fn.MUL, Fn.NEG):
-                stack.extend(x.args)
-            elif isinstance(x, Apply) and x.fn is Fn.DIV:
-                stack.append(x.args[0])
-            elif isinstance(x, Apply) and x.fn is Fn.WHERE:
-                stack.extend(x.args[1:])
-            elif not isinstance(x, Apply | Const) and children(x):
-                stack.extend(children(x))
+            x, masks = stack.pop()
+            if isinstance(x, Cast):
+                stack.append((x.arg, masks))
+            if not isinstance(x, Apply):
+                continue
+            if x.fn in (Fn.EXP, Fn.EXP2):
+                found.append(Exponential(x, masks))
+            elif x.fn in (Fn.MUL, Fn.NEG):
+                stack.extend((a, masks) for a in x.args)
+            elif x.fn is Fn.DIV:
+                stack.append((x.args[0], masks))
+            elif x.fn is Fn.WHERE:
+                stack.append((x.args[1], (*masks, (x.args[0], True))))
+                stack.append((x.args[2], (*masks, (x.args[0], False))))
         return found[0] if len(found) == 1 else None
 
     def _exponent_bases(self) -> None:
@@ -485,14 +574,13 @@ class GroupPlacer:
         for m in self.moving.addends:
             k, r = _parameter(s, m)
             base, test = _exponent_base(s, self.stage, r)
-            self.table[r] = base
+            self.table[r] = self.exponents[r] = base
             total = _advance(total, s.inner(k), base, old(base))
             if test is not None:
                 self.idle = test if self.idle is None else build.logic(Fn.OR, self.idle, test)
                 last = _advance(last, s.inner(k), s.raw(r), base)
         self._times(build.exp(total))
-        own = all(v.label.endswith("_max") for v in [a for m in self.moving.addends for a in [_parameter(s, m)[1]]])
-        if not own and not build.is_number(last, 0):
+        if not self.bounded and not build.is_number(last, 0):
             self._fix_times(build.exp(last))
         self.note.treatments.add(Treatment.RESCALE)
         s.rule(self.stage, "rescale", s.separator.name(self.core), f"{s.separator.name(build.exp(total))} when the base moves",
@@ -509,14 +597,16 @@ class GroupPlacer:
         else:
             placed = coordinates.place(s, self.stage, r, base_name(s, self.stage, r), self.fix is None)
             self.note.treatments.add(Treatment.REBASE)
-        self.table[r] = placed.base
+        mark = placed.base if not isinstance(placed.base, Ref) else ref(f"{placed.base.name}#{len(self.marks)}", placed.base.dtype)
+        self.marks[mark] = placed.base
+        self.table[r] = mark
         s.rule(self.stage, "rebase", _coordinate_text(s, c), f"sits at {s.separator.name(placed.base)}", f"the base is {placed.why}")
         return placed
 
     def _moments(self, cs: list[Term], placed: list[coordinates.Placed]) -> Term:
         s, t = self.s, self.t
         try:
-            element = at_base(s, self.core, self.table)
+            element = at_base(s, self.core, self.table, self.exponents)
         except NotAtBase as x:
             raise Refused(
                 RefusalKind.NONLINEAR,
@@ -534,8 +624,9 @@ class GroupPlacer:
             if hit is not None:
                 jets[a] = hit
                 continue
+            e = transform(e, lambda x: self.marks.get(x))
             k, unit = (1.0, e) if not any(a) else build.leading_number(e)
-            name = self.name if not any(a) else f"{self.stage.name}_{''.join(map(str, a))}"
+            name = self.name if not any(a) else f"{self.name}_{''.join(map(str, a))}"
             name = s.unique(name)
             jets[a] = (k, ref(name, self.dtype))
             sign = s.reader.term(self.core).sign if not any(a) and self.defer.kind >= 0 and not self.g.notes else ANY
@@ -558,11 +649,14 @@ class GroupPlacer:
     def _diff(self, e: Expr, terms: Terms, p: coordinates.Placed) -> Expr:
         if not terms:
             return self.s.zero(e)
-        if isinstance(p.base, Ref):
+        mark = next((m for m, base in self.marks.items() if base is p.base), None)
+        if isinstance(mark, Ref):
             try:
-                return build.derivative(e, p.base)
-            except build.NotPolynomial:
-                pass
+                return build.derivative(e, mark)
+            except build.NotPolynomial as x:
+                raise Refused(RefusalKind.NONLINEAR, str(x), "write it as a polynomial in the earlier result") from None
+        if self.moving is not self.t.zero or self.pin is not self.t.one:
+            raise Refused(RefusalKind.UNSUPPORTED, f"{self.s.separator.name(self.core)} shifts by 0 under a scale", "use float32 inputs")
         return at_base(self.s, self.s.spelled(self._whole(terms)), self.table)
 
     def _whole(self, terms: Terms) -> Term:
@@ -597,9 +691,8 @@ class GroupPlacer:
     ) -> None:  # fmt: skip
         s = self.s
         k, own = jets[a]
-        value = self._shifted(a, placed, jets, lambda p: build.sub(p.base, old(p.base)) if isinstance(p.base, Ref) else None, True)
-        if k != 1.0 and value is not None:
-            value = build.div(value, const(k, self.dtype))
+        steps = [build.sub(p.base, old(p.base)) if isinstance(p.base, Ref) else None for p in placed]
+        value = self._shifted(a, steps, jets, Fraction(k), before=True)
         state = ref(own.name, self.dtype, old=True)
         correction = value
         if self.factor is not None:
@@ -619,21 +712,19 @@ class GroupPlacer:
         return self.dtype
 
     def _shifted(
-        self, a: Index, placed: list[coordinates.Placed], jets: dict[Index, tuple[float, Ref]], step: object, before: bool
+        self, a: Index, deltas: list[Expr | None], jets: dict[Index, tuple[float, Ref]], unit: Fraction, before: bool
     ) -> Expr | None:
-        """Taylor: sum over b of delta^b / b! * moment(a + b); None where nothing moves."""
-        assert callable(step)
-        deltas = [step(p) for p in placed]
+        """Taylor: sum over b of delta^b / b! * moment(a + b), over the moment's own unit; None where nothing moves."""
         out: Expr | None = None
         moved = False
         for b, (k, state) in jets.items():
             gap = tuple(x - y for x, y in zip(b, a, strict=True))
             if any(n < 0 for n in gap) or any(n and d is None for n, d in zip(gap, deltas, strict=True)):
                 continue
-            c, term = Fraction(k), (old(state) if before else state)
+            c, term = Fraction(k) / unit, (old(state) if before else state)
             factor: Expr | None = None
             for n, d in zip(gap, deltas, strict=True):
-                if n:
+                if n and d is not None:
                     c /= factorial_of(n)
                     f = d if n == 1 else build.mul(d, d) if n == 2 else build.power(d, n)
                     factor = f if factor is None else build.mul(factor, f)
@@ -652,12 +743,32 @@ class GroupPlacer:
         zero = tuple(0 for _ in cs)
         if main.name not in self.note.names:
             return  # shared: its owner said what it is worth
-        value = self._shifted(zero, placed, jets, lambda p: p.offset, False)
+        offsets = [self._polish(c, p) or p.offset for c, p in zip(cs, placed, strict=True)]
+        value = self._shifted(zero, offsets, jets, Fraction(1), before=False)
         if value is not None:
             s.raw_values[v] = value
-        if self.fix is not None:
-            f = s.reader.opaque(self.fix, D, (False, False, True), "fix")
-            s.fixes[v] = f
+        if self.poison is not None:  # a shift that is not finite and cancels out must still show
+            s.fixes[v] = s.own_factor(build.exp(self.poison))
+        elif self.fix is not None:
+            s.fixes[v] = s.reader.opaque(self.fix, D, (False, False, True), "fix")
+
+
+    def _polish(self, c: Term, p: coordinates.Placed) -> Expr | None:
+        """How far the mean is from its base, from the first moment: sum w*(x - base) / sum w loses no digits."""
+        s = self.s
+        if p.mean is None or p.mean.factor is not self.t.one:
+            return None
+        if p.mean.bottom is None:
+            n, weights = s.count(self.stage), {self.t.one: poly.UNIT}
+        else:
+            n, weights = s.ref_of(p.mean.bottom.state), dict(p.mean.bottom.terms)
+        down: poly.Poly = {((c, 1),): Fraction(-1)}
+        want = poly.sum_terms(p.mean.top.terms, {g: poly.times(q, down) for g, q in weights.items()})
+        for e in s.sums:
+            k = poly.ratio(want, e.terms) if e.key == p.mean.top.key else None
+            if k is not None:
+                return build.div(build.mul(const(float(k), self.dtype), s.ref_of(e.state)), build.cast(n, self.dtype))
+        return None
 
 
 def _advance(total: Expr, k: Expr, new: Expr, before: Expr) -> Expr:
@@ -668,7 +779,11 @@ def _advance(total: Expr, k: Expr, new: Expr, before: Expr) -> Expr:
     return build.add(total, build.mul(k, build.sub(new, before)))
 
 
-def _replace(e: Expr, what: Expr, by: Expr) -> Expr:
-    from redfuser.index.expr import transform
-
-    return transform(e, lambda x: by if x is what else None)
+def _along(e: Expr, what: Expr, by: Expr) -> Expr:
+    """what replaced by by, where it stands as a factor."""
+    if e is what:
+        return by
+    if not isinstance(e, Apply) or e.fn not in (Fn.MUL, Fn.NEG, Fn.DIV, Fn.WHERE):
+        return rebuild(e, tuple(_along(a, what, by) for a in children(e))) if isinstance(e, Cast) else e
+    fixed = {Fn.DIV: (1,), Fn.WHERE: (0,)}.get(e.fn, ())
+    return Apply(e.fn, tuple(a if i in fixed else _along(a, what, by) for i, a in enumerate(e.args)), e.dtype)

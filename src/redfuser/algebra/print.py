@@ -4,8 +4,7 @@ from __future__ import annotations
 
 from redfuser.algebra.nodes import Accumulator, Derivation, Pass, Step
 from redfuser.algebra.text import update_of
-
-from redfuser.index.print import Namer, show, show_axes, short
+from redfuser.index.print import Namer, short, show, show_axes
 
 
 def show_step(s: Step, namer: Namer = str) -> str:

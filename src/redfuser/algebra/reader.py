@@ -210,14 +210,19 @@ class Reader:
 
         ``leaf`` rewrites loads of stages in spellings; ``var`` gives the expression of accumulators.
         """
-        as_written = self.written.get(t)
+        as_written = self.written.get(t) if t.args else None
         if as_written is not None:
             return transform(as_written, leaf)
-        return self._structure(t, lambda x: self.emit(x, leaf, var), leaf, var)
+        return self.structure(t, lambda x: self.emit(x, leaf, var), leaf, var)
 
-    def _structure(
-        self, t: Term, go: Callable[[Term], Expr], leaf: Callable[[Expr], Expr | None], var: Callable[[Term], Expr | None]
+    def structure(
+        self,
+        t: Term,
+        go: Callable[[Term], Expr],
+        leaf: Callable[[Expr], Expr | None] = lambda x: None,
+        var: Callable[[Term], Expr | None] = lambda v: None,
     ) -> Expr:
+        """The term's outermost operation, its parts by ``go``."""
         match t.op:
             case "const":
                 return const(float(t.value), DType.FLOAT32)
@@ -284,6 +289,8 @@ def _function(label: str, a: list[Expr]) -> Expr:
         return Cast(a[0], DType(label[5:]))
     if label == "number":
         return Cast(a[0], DType.FLOAT32)
+    if label == "gate":
+        return build.where(a[0], const(1.0, DType.FLOAT32), const(0.0, DType.FLOAT32))
     fn = Fn(label)
     if fn is Fn.WHERE:
         return build.where(a[0], a[1], a[2])

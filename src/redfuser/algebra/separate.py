@@ -14,7 +14,7 @@ from redfuser.algebra import build, poly
 from redfuser.algebra.facts import Facts
 from redfuser.algebra.poly import UNIT, Terms
 from redfuser.algebra.reader import Reader, narrows
-from redfuser.algebra.terms import Arena, D, Term, X, contains
+from redfuser.algebra.terms import Arena, D, Term, X, base_power, contains, variables
 from redfuser.index.expr import COMPARISONS, Apply, Cast, Const, DType, Expr, Fn, Load, const, dtype_of
 from redfuser.index.print import show
 from redfuser.index.refusals import RefusalKind
@@ -32,6 +32,7 @@ class Refused(Exception):
 class Options:
     exact_casts: bool = False
     fuse_rounding: bool = False
+    apart: frozenset[str] = frozenset()  # stages that run as they are written
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,6 +50,7 @@ class Group:
     notes: tuple[str, ...] = ()
     pin: tuple[Term, Expr] | None = None
     alone: Expr | None = None
+    expanded: bool = False  # put together from parts of different scale: may be a power of a difference written out
 
 
 INTEGER_ROUNDERS = frozenset({Fn.ROUND, Fn.FLOOR, Fn.CEIL, Fn.TRUNC})
@@ -122,7 +124,11 @@ class Separator:
             case Fn.MUL if a[0] is a[1]:
                 return self._power(e, a[0], Fraction(2), strict)
             case Fn.MUL:
-                return self._product(self.groups(a[0], strict), self.groups(a[1], strict))
+                left, right = self.groups(a[0], strict), self.groups(a[1], strict)
+                if len(left) > 1 and len(right) > 1:
+                    self._no_cancelling(left)
+                    self._no_cancelling(right)
+                return self._product(left, right)
             case Fn.DIV if self.r.kind(a[1]) == X | D and self.r.term(a[1]).mixed:
                 return self._product(self.groups(a[0], strict), self._power(None, a[1], Fraction(-1), strict))
             case Fn.DIV:
@@ -228,13 +234,14 @@ class Separator:
         sign = self.t.const(-1 if minus else 1)
         if not r.kind:
             moved = poly.scale_terms(self.t, h.terms, self.t.mul(sign, r))
-        elif self.conditioned(r):
-            c = {((self.coordinate(r), 1),): sign.value}
-            moved = poly.scale_terms(self.t, h.terms, self.t.one, c)
         else:
-            return None
+            found = self.monomial(r)
+            if found is None:
+                return None
+            k, powers = found
+            moved = poly.scale_terms(self.t, h.terms, self.t.one, {powers: k * sign.value})
         core = fn(g.core, build.mul(self.emit(r), h.core))
-        return Group(g.scale, core, poly.sum_terms(g.terms, moved), g.base)
+        return Group(g.scale, core, poly.sum_terms(g.terms, moved), g.base, expanded=True)
 
     def _shifted(
         self, main: Group, shift: Group, fn: Callable[[Expr, Expr], Expr], first: bool, minus: bool, strict: bool
@@ -244,9 +251,15 @@ class Separator:
         assert shift.alone is not None
         plain = main.scale is t.one
         added = shift.scale if plain else t.add(*[t.div(a, main.scale) for a in shift.scale.addends])
+        monomials: dict[Term, tuple[Fraction, poly.Powers]] = {}
         for a in added.addends:
+            if not a.kind:
+                continue
             k, r = t.split(a)
-            if r.kind and strict and not self.conditioned(r):
+            found = self.monomial(a) if strict else (k, ((self.coordinate(r), 1),))
+            if found is not None:
+                monomials[a] = found
+            else:
                 if not plain:
                     return None
                 raise Refused(
@@ -261,14 +274,40 @@ class Separator:
             main_sign, sign = (Fraction(-1), Fraction(1)) if first else (Fraction(1), Fraction(-1))
         terms = {g: poly.scaled(p, main_sign) for g, p in main.terms.items()}
         for a in added.addends:
-            k, r = t.split(a)
-            if r.kind:
-                shifted: poly.Terms = {t.one: {((self.coordinate(r), 1),): k * sign}}
+            if a.kind:
+                k, powers = monomials[a]
+                shifted: poly.Terms = {t.one: {powers: k * sign}}
             else:
                 shifted = poly.collect(t, t.scale(sign, a))
             terms = poly.sum_terms(terms, shifted)
         core = fn(d, main.core) if first else fn(main.core, d)
-        return Group(main.scale, core, terms, main.base)
+        return Group(main.scale, core, terms, main.base, expanded=main.expanded or not plain)
+
+    def monomial(self, a: Term) -> tuple[Fraction, poly.Powers] | None:
+        """a as number * powers of well-conditioned coordinates."""
+        k, r = self.t.split(a)
+        if self.conditioned(r):
+            return k, ((self.coordinate(r), 1),)
+        positive = self.t.scale(abs(k), r)
+        if self.conditioned(positive):
+            return Fraction(1 if k > 0 else -1), ((self.coordinate(positive), 1),)
+        for n in (2, 3, 4):
+            root = self._root(r, n)
+            if root is not None and self.conditioned(root):
+                return k, ((self.coordinate(root), n),)
+        for c, v in list(self.coordinates.items()):
+            rest = self.t.div(r, v)
+            if rest.kind and len(rest.factors) < len(r.factors) and self.conditioned(rest):
+                other = self.coordinate(rest)
+                pair = ((c, 1), (other, 1)) if c.id < other.id else ((other, 1), (c, 1))
+                return k, pair if c is not other else ((c, 2),)
+        return None
+
+    def _root(self, r: Term, n: int) -> Term | None:
+        powers = [base_power(f) for f in r.factors]
+        if any((q / n).denominator != 1 for _, q in powers):
+            return None
+        return self.t.mul(*[self.t.pow(b, q / n) for b, q in powers])
 
     def coordinate(self, r: Term) -> Term:
         c = self._by_value.get(r)
@@ -318,6 +357,58 @@ class Separator:
             out.append(replace(g, core=build.div(g.core, b), terms=poly.scale_terms(self.t, g.terms, s), pin=pin))
         return out
 
+    def recentred(self, g: Group) -> Group:
+        """x^2 - 2*c*x + c^2 as (x - c)^2: where P(a + k*c, c) is free of c, the polynomial is written in a - k*c."""
+        if not g.expanded:
+            return g
+        terms, moved = g.terms, False
+        for c in poly.coordinates(g.terms):
+            atoms = sorted({base_power(f)[0] for x in terms for f in x.factors if f.kind & X}, key=lambda a: a.id)
+            for a in atoms:
+                k = self._free_of(terms, c, a)
+                if k is None:
+                    continue
+                shift = self.emit(self.t.scale(abs(k), self.coordinates[c]))
+                spelled = build.sub(self.emit(a), shift) if k > 0 else build.add(self.emit(a), shift)
+                u = self.r.opaque(spelled, X | D, name="shifted")
+                rest = {x: {p: v for p, v in q.items() if c not in dict(p)} for x, q in terms.items()}
+                terms = {self.t.substitute(x, {a: u}): q for x, q in rest.items() if q}
+                moved = True
+                break
+        if not moved:
+            return g
+        core = self.emit(self.t.add(*[self.t.mul(x, self.uncoordinated(p)) for x, p in terms.items()]))
+        return replace(g, core=core, expanded=False)
+
+    def _free_of(self, terms: Terms, c: Term, a: Term) -> Fraction | None:
+        """k with  dP/dc + k*dP/da == 0, or None."""
+        by_c = poly.diff_terms(terms, c)
+        by_a: dict[Term, poly.Poly] = {}
+        for x, p in terms.items():
+            powers = dict(map(base_power, x.factors))
+            n = powers.get(a, Fraction(0))
+            if any(a in variables(b) for b in powers if b is not a):
+                return None
+            if n:
+                lowered = self.t.mul(x, self.t.inv(a))
+                by_a = poly.sum_terms(by_a, {lowered: poly.scaled(p, n)})
+        k = poly.ratio(by_c, by_a) if by_c else None
+        return None if k is None else -k
+
+    def _no_cancelling(self, groups: list[Group]) -> None:
+        """A power of a difference must not be written out: its parts would cancel."""
+        seen: list[tuple[Term, Term, Term | None]] = []
+        for g in groups:
+            key = (self._exp_factor(g.scale), g.base, self.exponent(g.terms))
+            if key in seen:
+                raise Refused(
+                    RefusalKind.ILL_CONDITIONED,
+                    f"{self.name(g.core)} is scaled by {self.name(self.emit(g.scale))} and joined to another element before a power "
+                    "or product is taken; written out, the parts would cancel each other's digits",
+                    "scale by a maximum, a mean or a value known before the loop",
+                )
+            seen.append(key)
+
     def single(self, groups: list[Group]) -> Group | None:
         """The only group, when it is a plain product of an element and a scale."""
         if len(groups) == 1 and not poly.coordinates(groups[0].terms) and not self._gated(groups[0]):
@@ -357,6 +448,7 @@ class Separator:
                 pin = (scale, e)
             core = build.binary(Fn.MUL, g.core, g.core) if n == 2 and e is not None and e.fn is Fn.MUL else build.power(g.core, n)
             return [Group(scale, core, terms, base, pin=pin)]
+        self._no_cancelling(groups)
         out = groups
         for _ in range(n - 1):
             out = self._product(out, groups)
@@ -370,14 +462,19 @@ class Separator:
         if not power.kind and self.r.kind(b) == X | D:
             g = self.single(self.groups(b, strict))
             if g is not None and not g.notes and g.scale.nonneg and self.free_term(g).nonneg:
-                raised = lambda x: self.t.exp(self.t.mul(power, self.t.log(x)))  # noqa: E731
-                terms = poly.collect(self.t, raised(self.free_term(g)))
-                return [Group(raised(g.scale), Apply(Fn.POW, (g.core, q), e.dtype), terms, raised(g.base))]
+                terms = poly.collect(self.t, self._raised(self.free_term(g), power))
+                core: Expr = Apply(Fn.POW, (g.core, q), e.dtype)
+                if isinstance(g.core, Apply) and g.core.fn in (Fn.EXP, Fn.EXP2):
+                    core = Apply(g.core.fn, (build.mul(g.core.args[0], q),), e.dtype)
+                return [Group(self._raised(g.scale, power), core, terms, self._raised(g.base, power))]
         raise Refused(
             RefusalKind.NONLINEAR,
             f"{self.name(e)} raises to a power in which an element and an earlier result meet",
             "use a fixed exponent, or a positive base that is a product",
         )
+
+    def _raised(self, x: Term, power: Term) -> Term:
+        return self.t.exp(self.t.mul(power, self.t.log(x)))
 
     # -- exponentials and logarithms ----------------------------------------------------------------------------------
     def _exp(self, e: Apply, strict: bool) -> list[Group]:
@@ -629,7 +726,7 @@ class Separator:
                 "round the scaled element and the scaled offset separately",
             )
         note = f"rounding to integers ({name}) stays inside the loop at the running scale: results may differ by one step"
-        if g.alone is not None or any("rounding" in n for n in g.notes) and isinstance(e, Cast):
+        if g.alone is not None or (any("rounding" in n for n in g.notes) and isinstance(e, Cast)):
             return [replace(g, core=Cast(g.core, e.dtype) if isinstance(e, Cast) else Apply(e.fn, (g.core,), e.dtype))]
         return [Group(g.scale, e, g.terms, g.scale, (*g.notes, note))]
 

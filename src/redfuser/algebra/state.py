@@ -12,7 +12,21 @@ from redfuser.algebra.poly import Terms
 from redfuser.algebra.reader import Reader, identity
 from redfuser.algebra.separate import Options, Separator
 from redfuser.algebra.terms import ANY, NONNEG, Arena, D, Sign, Term, base_power, variables
-from redfuser.index.expr import DType, Expr, Fn, Load, Part, Ref, dtype_of, free_axes, loads, ref, transform, walk
+from redfuser.index.expr import (
+    DType,
+    Expr,
+    Fn,
+    Load,
+    Part,
+    Ref,
+    const,
+    dtype_of,
+    free_axes,
+    loads,
+    ref,
+    transform,
+    walk,
+)
 from redfuser.index.ints import Axis
 from redfuser.index.nodes import Reducer
 
@@ -74,6 +88,7 @@ class State:
         self.inner_exprs: dict[tuple[str, Part], Expr] = {}
         self.raw_exprs: dict[tuple[str, Part], Expr] = {}
         self._shadow: dict[Term, Term] = {}
+        self.later = False  # not the first pass
         self.taken = taken
         from redfuser.algebra.coordinates import conditioned
 
@@ -163,7 +178,7 @@ class State:
         for s in self.sums:
             if s.key == (self.t.zero, one) and set(s.terms) == {one} and s.terms[one] == poly.UNIT:
                 return self.ref_of(s.state)
-        n = self.accumulate(stage, f"{stage.name}_n", Reducer.SUM, build.const(1, DType.INT64), DType.INT64, "count of elements", (False, True, True))
+        n = self.accumulate(stage, f"{stage.name}_n", Reducer.SUM, const(1, DType.INT64), DType.INT64, "count of elements", (False, True, True))
         self.sums.append(Entry((self.t.zero, one), {one: poly.UNIT}, self.reader.term(n)))
         return n
 
@@ -205,6 +220,12 @@ class State:
                 self.reader.exprs[bare] = self.reader.exprs[v]
         return self.t.mul(self.t.pow(bare, q), self.t.pow(fix, q))
 
+    def own_factor(self, e: Expr) -> Term:
+        """A positive factor that nothing else shares, so that it never cancels."""
+        v = self.t.var(f"own{len(self.fixes)}", D, (False, False, True))
+        self.reader.exprs[v] = e
+        return v
+
     def _raw_var(self, v: Term) -> Expr | None:
         value, fix = self.raw_values.get(v), self.fixes.get(v)
         if fix is None:
@@ -232,7 +253,7 @@ class State:
         return out
 
     def zero(self, *like: Expr) -> Expr:
-        return build.const(0, build.join(DType.FLOAT32, *[dtype_of(x) for x in like]))
+        return const(0, build.join(DType.FLOAT32, *[dtype_of(x) for x in like]))
 
     def rule(self, stage: Stage, rule: str, before: str, after: str, *conditions: str) -> None:
         self.notes[stage.name].rules.append(Rule(stage.name, rule, before, after, tuple(conditions)))

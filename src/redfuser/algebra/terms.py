@@ -348,7 +348,7 @@ def _sign(op: str, a: tuple[Term, ...], value: Fraction, label: str) -> Sign:
             s = POS
             for t in a:
                 u = t.sign
-                s = (s[0] and u[2] or s[2] and u[0], s[1] or u[1], s[0] and u[0] or s[2] and u[2])
+                s = ((s[0] and u[2]) or (s[2] and u[0]), s[1] or u[1], (s[0] and u[0]) or (s[2] and u[2]))
             return s
         case "pow":
             u = a[0].sign

@@ -7,12 +7,13 @@ around. A result may be written into an argument that nothing else will read.
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import lru_cache
 from typing import Protocol
 
 import torch
 from torch import Tensor
 
-from redfuser.index.expr import COMPARISONS, Apply, Cast, Const, DType, Expr, Fn, Load, Position, Ref
+from redfuser.index.expr import COMPARISONS, Apply, Cast, Const, DType, Expr, Fn, Load, Position, Ref, children, walk
 from redfuser.index.ints import Int
 
 TORCH: dict[DType, torch.dtype] = {
@@ -69,23 +70,38 @@ _LOGIC: dict[Fn, tuple[Callable[..., Tensor], Callable[..., Tensor]]] = {
 
 def evaluate(e: Expr, scope: Scope) -> Owned:
     """The tensor of an expression, and whether it may be overwritten."""
-    return _Evaluation(scope).of(e)
+    return _Evaluation(scope, _shared(e)).of(e)
+
+
+@lru_cache(maxsize=4096)
+def _shared(e: Expr) -> frozenset[Expr]:
+    """The operations that more than one other reads: they are computed once and never overwritten."""
+    seen: set[Expr] = set()
+    again: set[Expr] = set()
+    for parent in walk(e):
+        for x in children(parent):
+            (again if x in seen else seen).add(x)
+    return frozenset(x for x in again if isinstance(x, Apply | Cast))
 
 
 class _Evaluation:
-    def __init__(self, scope: Scope) -> None:
+    def __init__(self, scope: Scope, shared: frozenset[Expr]) -> None:
         self.scope = scope
+        self.shared = shared
         self.memo: dict[Expr, Tensor] = {}
 
     def of(self, e: Expr) -> Owned:
+        if e not in self.shared:
+            return self.fresh(e)
+        done = self.memo.get(e)
+        if done is None:
+            done = self.memo[e] = self.fresh(e)[0]
+        return done, False
+
+    def fresh(self, e: Expr) -> Owned:
         match e:
             case Apply():
-                done = self.memo.get(e)
-                if done is not None:
-                    return done, False
-                out, own = self.apply(e)
-                self.memo[e] = out
-                return out, own
+                return self.apply(e)
             case Ref():
                 return self.scope.value(e.name)
             case Const():

@@ -5,12 +5,13 @@ Whatever goes wrong on our side, the graph runs as it came. A user's function ne
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import logging
 import operator
 import warnings
 from collections.abc import Callable, Sequence
-from typing import Any, Literal
+from typing import Any, Literal, cast
 
 import torch
 import torch.fx as fx
@@ -34,8 +35,8 @@ Rest = Literal["inductor", "eager"]
 def make_backend(choose: Choose, rest: Rest = "inductor") -> Callable[[fx.GraphModule, list[Any]], Compiled]:
     """A backend for ``torch.compile``.
 
-    ``choose`` looks at a lowered graph and names what to fuse: members and producers of each cascade, and a factory that
-    makes the kernel for the cut around them, or None to leave it. ``rest`` compiles what is not fused.
+    ``choose`` looks at a lowered graph and names what to fuse: members and producers of each cascade, and a factory
+    that makes the kernel for the cut around them, or None to leave it. ``rest`` compiles what is not fused.
     """
 
     def backend(gm: fx.GraphModule, example_inputs: list[Any]) -> Compiled:
@@ -46,10 +47,11 @@ def make_backend(choose: Choose, rest: Rest = "inductor") -> Callable[[fx.GraphM
             fused = None
         if fused is None:
             return hand_over(gm, example_inputs, rest)
-        if _only_regions(fused) and not _records_gradients(example_inputs):
-            return fused.forward
         try:
-            return hand_over(fused, example_inputs, rest)
+            if _only_regions(fused) and not _records_gradients(example_inputs):
+                return _as_traced(fused, fused.forward)
+            with torch._C._DisableAutocast() if fused.meta["autocast"] else contextlib.nullcontext():
+                return _as_traced(fused, hand_over(fused, example_inputs, rest))
         except Exception:
             log.warning("a graph is left as it is: compiling around the fused regions failed", exc_info=True)
             return hand_over(gm, example_inputs, rest)
@@ -79,6 +81,18 @@ def rewrite(gm: fx.GraphModule, example_inputs: Sequence[Any], choose: Choose) -
     return graph
 
 
+def _as_traced(gm: fx.GraphModule, compiled: Compiled) -> Compiled:
+    """The casts of autocast are in the graph; applying autocast again would change what the user excluded from it."""
+    if not gm.meta["autocast"]:
+        return compiled
+
+    def run(*args: Any) -> Any:
+        with torch._C._DisableAutocast():
+            return compiled(*args)
+
+    return run
+
+
 def hand_over(gm: fx.GraphModule, example_inputs: Sequence[Any], rest: Rest) -> Compiled:
     """Compiles a graph without fusing anything of ours."""
     if rest == "eager":
@@ -90,7 +104,8 @@ def hand_over(gm: fx.GraphModule, example_inputs: Sequence[Any], rest: Rest) -> 
         return compiled
     from torch._inductor.compile_fx import compile_fx
 
-    return compile_fx(gm, list(example_inputs))
+    fast: Any = compile_fx(gm, list(example_inputs))
+    return cast(Compiled, fast)
 
 
 @functools.cache

@@ -1,12 +1,11 @@
 """The graphs of a call, without running a kernel and without reading data.
 
 Arguments become fake tensors (shapes, strides, dtypes and devices only) and the function runs once under Dynamo. A
-function that branches on data cannot be followed that way: it is then run on the tensors it was given, if they are real.
+function that branches on data cannot be followed that way: it then runs on the tensors it was given, if they are real.
 """
 
 from __future__ import annotations
 
-import logging
 import types
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
@@ -24,12 +23,15 @@ from torch.fx.experimental.symbolic_shapes import GuardOnDataDependentSymNode
 from torch.utils import _pytree as pytree
 
 from redfuser.frontend.functional import functional
+from redfuser.frontend.quiet import quiet
 from redfuser.index.nodes import Where
 from redfuser.index.refusals import Refusal, RefusalKind
 
 _DATA = (DataDependentOutputException, DynamicOutputShapeException, GuardOnDataDependentSymNode)
 # what an earlier call saw must not change what this one finds
-_SETTINGS = {"recompile_limit": 1 << 20, "accumulated_recompile_limit": 1 << 20, "automatic_dynamic_shapes": False}
+_SETTINGS: dict[str, Any] = {
+    "recompile_limit": 1 << 20, "accumulated_recompile_limit": 1 << 20, "automatic_dynamic_shapes": False,
+}  # fmt: skip
 _MARKS = ("_dynamo_dynamic_indices", "_dynamo_weak_dynamic_indices", "_dynamo_dynamic_range", "_dynamo_static_indices")
 
 
@@ -61,7 +63,8 @@ def capture(
     mode = FakeTensorMode(allow_non_fake_inputs=True)
     leaves, spec = pytree.tree_flatten((list(args), dict(kwargs)))
     fakes = [_faked(x, mode) for x in leaves]
-    failure = _failure(lambda: recorder.run(fn, *pytree.tree_unflatten(fakes, spec), dynamic), mode)
+    fake_args, fake_kwargs = pytree.tree_unflatten(fakes, spec)
+    failure = _failure(lambda: recorder.run(fn, fake_args, fake_kwargs, dynamic), mode)
     if failure is not None:
         # a wrong call raises the user's own error, not the compiler's account of it
         eager_args, eager_kwargs = pytree.tree_unflatten(fakes, spec)
@@ -79,15 +82,11 @@ def capture(
 
 
 def _failure(run: Callable[[], object], mode: FakeTensorMode) -> Exception | None:
-    log = logging.getLogger("torch._subclasses.fake_tensor")
-    quiet, log.disabled = log.disabled, True
     try:
-        with mode:
+        with mode, quiet():
             run()
     except Exception as error:
         return error
-    finally:
-        log.disabled = quiet
     return None
 
 
@@ -107,7 +106,7 @@ class _Recorder:
 
     def run(self, fn: Callable[..., Any], args: list[Any], kwargs: dict[str, Any], dynamic: bool | None) -> None:
         """Calls a copy of the function, so that what Dynamo caches for it is dropped with the copy."""
-        with torch._dynamo.config.patch(**_SETTINGS):
+        with torch._dynamo.config.patch(_SETTINGS):
             torch.compile(_copied(fn), backend=self, dynamic=dynamic)(*args, **kwargs)
 
 
@@ -115,7 +114,8 @@ def _copied(fn: Callable[..., Any]) -> Callable[..., Any]:
     """The same callable with code of its own. Its parameters keep their names where it is a function underneath."""
     match fn:
         case types.FunctionType():
-            out = types.FunctionType(fn.__code__.replace(), fn.__globals__, fn.__name__, fn.__defaults__, fn.__closure__)
+            code = fn.__code__.replace()
+            out = types.FunctionType(code, fn.__globals__, fn.__name__, fn.__defaults__, fn.__closure__)
             out.__kwdefaults__ = fn.__kwdefaults__
             return out
         case types.MethodType() if isinstance(fn.__func__, types.FunctionType):

@@ -6,7 +6,10 @@ from typing import Any
 
 import torch
 import torch.fx as fx
+from torch._subclasses.fake_tensor import FakeTensor
 from torch.utils import _pytree as pytree
+
+from redfuser.frontend.quiet import quiet
 
 
 def decomposed(node: fx.Node) -> fx.GraphModule | None:
@@ -21,17 +24,18 @@ def decomposed(node: fx.Node) -> fx.GraphModule | None:
     values = [n.meta.get("val") for n in inputs]
     if not values or not all(isinstance(v, torch.Tensor) for v in values):
         return None
-    mode = next((v.fake_mode for v in values if hasattr(v, "fake_mode")), None)
+    mode = next((v.fake_mode for v in values if isinstance(v, FakeTensor)), None)
     if mode is None:
         return None
 
     def run(*given: torch.Tensor) -> Any:
         at = dict(zip(inputs, given, strict=True))
-        args, kwargs = pytree.tree_map(lambda x: at[x] if isinstance(x, fx.Node) else x, (list(node.args), dict(node.kwargs)))
+        call = (list(node.args), dict(node.kwargs))
+        args, kwargs = pytree.tree_map(lambda x: at[x] if isinstance(x, fx.Node) else x, call)
         return target(*args, **kwargs)
 
     try:
-        with mode:
+        with mode, quiet():
             out: fx.GraphModule = make_fx(run, decomposition_table=select_decomp_table())(*values)
     except Exception:
         # a decomposition that cannot be traced is no decomposition; the caller says that the operation is not covered

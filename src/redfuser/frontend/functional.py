@@ -11,12 +11,14 @@ import torch.fx as fx
 from torch._functorch.aot_autograd import aot_export_module
 from torch.amp import autocast_mode
 
+from redfuser.frontend.autocast import make_casts_explicit
+
 aten = torch.ops.aten
 
 
 def _enter_autocast(device: str, dtype: torch.dtype | None, enabled: bool, cache: bool) -> torch.amp.autocast:
     context = torch.amp.autocast(device, dtype=dtype, enabled=enabled, cache_enabled=cache)
-    context.__enter__()
+    context.__enter__()  # type: ignore[no-untyped-call]
     return context
 
 
@@ -28,10 +30,12 @@ def functional(gm: fx.GraphModule, example_inputs: Sequence[object]) -> fx.Graph
     """A functional ATen graph that takes ``gm``'s inputs and gives its outputs, composite operations kept whole.
 
     Mutations of inputs are written back at the end with ``copy_``. Every node keeps the user's stack trace and, through
-    ``from_node``, the user's variable names. Nothing is computed on data.
+    ``from_node``, the user's variable names. Casts of autocast are explicit; ``meta["autocast"]`` says whether there are
+    any, and then the graph has to run with autocast off. Nothing is computed on data.
     """
     source = _with_applied_autocast(gm)
     exported, signature = aot_export_module(source, list(example_inputs), trace_joint=False, pre_dispatch=True)
+    assert isinstance(exported, fx.GraphModule)
     graph = exported.graph
     placeholders = [n for n in graph.nodes if n.op == "placeholder"]
     originals = [n for n in gm.graph.nodes if n.op == "placeholder"]
@@ -41,6 +45,7 @@ def functional(gm: fx.GraphModule, example_inputs: Sequence[object]) -> fx.Graph
         node.meta["user_name"] = name
     _reapply_mutations(graph, signature)
     _expand_copies(graph)
+    exported.meta["autocast"] = make_casts_explicit(graph)
     for node, name in zip(placeholders, owned, strict=False):
         _to_attribute(graph, node, name)
         _install(exported, name, _lookup(gm, name))

@@ -8,7 +8,8 @@ import torch
 import torch.fx as fx
 
 VIEWS = frozenset({
-    "view", "reshape", "_unsafe_view", "unflatten", "flatten", "view_as", "reshape_as", "transpose", "swapaxes", "swapdims",
+    "view", "reshape", "_unsafe_view", "unflatten", "flatten", "view_as", "reshape_as", "transpose", "swapaxes",
+    "swapdims",
     "permute", "t", "numpy_T", "mT", "adjoint", "expand", "broadcast_to", "expand_as", "unsqueeze", "squeeze", "select",
     "slice", "narrow", "split", "split_with_sizes", "chunk", "unsafe_split", "unsafe_chunk", "tensor_split", "unbind",
     "alias", "detach", "diagonal", "clone", "contiguous", "lift_fresh_copy", "repeat_interleave",
@@ -21,6 +22,11 @@ REDUCTIONS = CONTRACTIONS | ATTENTION | frozenset({
     "_softmax", "log_softmax", "_log_softmax", "logsumexp", "layer_norm", "native_layer_norm", "rms_norm", "group_norm",
     "linalg_vector_norm", "norm", "topk", "argmax", "argmin", "aminmax", "count_nonzero", "cosine_similarity",
     "cross_entropy_loss", "nll_loss_nd", "nll_loss", "scatter",
+})  # fmt: skip
+
+# their results are made of reductions, by an elementwise operation at the end
+COMPOSITES = frozenset({
+    "softmax", "_softmax", "log_softmax", "_log_softmax", "layer_norm", "native_layer_norm", "rms_norm", "group_norm",
 })  # fmt: skip
 
 
@@ -58,4 +64,5 @@ def is_size(node: fx.Node) -> bool:
 
 def tensor_inputs(node: fx.Node) -> list[fx.Node]:
     """Inputs that are tensors, or tuples of them."""
-    return [n for n in node.all_input_nodes if not isinstance(n.meta.get("val"), int | float | torch.SymInt | torch.SymFloat)]
+    numbers = (int, float, torch.SymInt, torch.SymFloat)
+    return [n for n in node.all_input_nodes if not isinstance(n.meta.get("val"), numbers)]

@@ -13,6 +13,7 @@ from typing import Any
 
 import torch
 import torch.fx as fx
+from torch._subclasses.fake_tensor import FakeTensor
 from torch.utils import _pytree as pytree
 
 from redfuser.frontend.decompose import decomposed
@@ -109,6 +110,9 @@ class Driver:
             value = _attribute(self.gm, str(node.target))
         match value:
             case torch.Tensor():
+                if (number := _literal(self.gm, node)) is not None:
+                    dtype = dtype_from_torch(value.dtype)
+                    return Value((), dtype, lambda ix: const(number, dtype))
                 try:
                     return self._input(node, value, name_of(node))
                 except NotCovered as why:
@@ -148,8 +152,7 @@ class Driver:
         value = node.meta.get("val")
         if not isinstance(node.target, torch._ops.OpOverload) or not _tensors(value):
             return self._scalar(node, value)
-        op, overload = _op_name(node.target)
-        if op in _SILENT:
+        if _op_name(node.target)[0] in _SILENT:
             return None
         try:
             return self.operation(node)
@@ -249,7 +252,8 @@ class Driver:
                 return None
 
     def _scalar_float(self, node: fx.Node) -> Expr | None:
-        if isinstance(node.target, torch._ops.OpOverload) and _op_name(node.target)[0] in ("item", "_local_scalar_dense"):
+        target = node.target
+        if isinstance(target, torch._ops.OpOverload) and _op_name(target)[0] in ("item", "_local_scalar_dense"):
             source = self.env.get(node.args[0])  # type: ignore[arg-type]
             return cast(source(()), DType.FLOAT64) if isinstance(source, Value) else None
         fn = _SCALAR.get(getattr(node.target, "__name__", "").strip("_").removeprefix("sym_"))
@@ -381,6 +385,18 @@ def _attribute(gm: fx.GraphModule, name: str) -> object:
     for part in name.split("."):
         found = getattr(found, part, None)
     return found
+
+
+def _literal(gm: fx.GraphModule, node: fx.Node) -> bool | int | float | None:
+    """The number that a program wrote where torch needs a tensor: ``x[0] = 1.0``."""
+    if node.op != "get_attr":
+        return None
+    found = _attribute(gm, str(node.target))
+    found = getattr(found, "constant", None) if isinstance(found, FakeTensor) else found
+    if type(found) is not torch.Tensor or found.dim() or found.device.type != "cpu" or found.requires_grad:
+        return None
+    number: bool | int | float = found.item()
+    return number
 
 
 def axis_names(n: int, pool: tuple[str, ...]) -> list[str]:

@@ -8,7 +8,17 @@ from __future__ import annotations
 
 import torch.fx as fx
 
-from redfuser.frontend.kinds import ATTENTION, CONTRACTIONS, REDUCTIONS, is_cast, is_tensor, is_view, op_of, tensor_inputs
+from redfuser.frontend.kinds import (
+    ATTENTION,
+    COMPOSITES,
+    CONTRACTIONS,
+    REDUCTIONS,
+    is_cast,
+    is_tensor,
+    is_view,
+    op_of,
+    tensor_inputs,
+)
 
 
 def stored_values(graph: fx.Graph) -> frozenset[fx.Node]:
@@ -34,8 +44,10 @@ def stored_values(graph: fx.Graph) -> frozenset[fx.Node]:
         elif is_tensor(n) and len(given) > 1:
             for a in given:
                 whole = _whole(a)
-                if op_of(whole) in REDUCTIONS or not direct[whole] or not is_tensor(whole):
+                if op_of(whole) in REDUCTIONS - COMPOSITES or not direct[whole] or not is_tensor(whole):
                     continue
+                if a.meta["val"].shape != n.meta["val"].shape:
+                    continue  # broadcast: a factor of every row or column, cheap to have twice
                 if any(_contracts(nodes, direct[b], above, bits[whole]) for b in given if b is not a):
                     found.add(whole)
                     direct[whole] = bits[whole]

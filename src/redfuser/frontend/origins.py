@@ -12,6 +12,10 @@ import torch.fx as fx
 from redfuser.index.nodes import Origin, Where
 
 _TORCH = os.path.dirname(torch.__file__) + os.sep
+# Dynamo's names of arguments, of what hangs on them, and of modules among globals
+_PREFIX = re.compile(
+    r"^([Ll]_+(kwargs_|fn_|args_\d+_(?=.*(modules|parameters|buffers)))?(self_)?|g_(?=.*(parameters|buffers)))"
+)
 _FRAME = re.compile(r'File "(?P<file>[^"]+)", line (?P<line>\d+), in .*\n\s*(?P<text>.*)')
 
 
@@ -35,13 +39,20 @@ def name_of(node: fx.Node) -> str:
             while source.from_node:
                 source = source.from_node[0]
             given = source.name
-    return identifier(given)
+    return identifier(_unnumbered(given, node))
+
+
+def _unnumbered(name: str, node: fx.Node) -> str:
+    """``matmul_1`` is the second unnamed matmul; the number says nothing to the user."""
+    base, _, number = name.rpartition("_")
+    op = str(node.target).removeprefix("aten.").partition(".")[0]
+    return base if number.isdigit() and base in (op, op.strip("_")) else name
 
 
 def identifier(text: str) -> str:
     """A readable Python identifier: ``l_self_modules_proj_parameters_weight_`` becomes ``proj_weight``."""
     name = re.sub(r"\W", "_", text)
-    name = re.sub(r"^([Ll]_+(kwargs_|fn_|args_\d+_(?=.*(modules|parameters|buffers)))?(self_)?|g_(?=.*(parameters|buffers)))", "", name).strip("_")
+    name = _PREFIX.sub("", name).strip("_")
     name = re.sub(r"(^|_)(modules|parameters|buffers)_", r"\1", name)
     name = re.sub(r"_+", "_", name) or "value"
     return f"v_{name}" if name[0].isdigit() or keyword.iskeyword(name) else name

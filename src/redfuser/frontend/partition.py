@@ -100,9 +100,9 @@ class _Finder:
         """Nodes that depend on no data: positions, masks made of them, constants."""
         out: set[fx.Node] = set()
         for n in self.graph.nodes:
-            if n.op == "call_function" and op_of(n) is not None and n not in self.stops and n not in self.core:
-                if is_tensor(n) and all(i in out for i in tensor_inputs(n)):
-                    out.add(n)
+            covered = op_of(n) is not None and n not in self.stops and n not in self.core
+            if covered and is_tensor(n) and all(i in out for i in tensor_inputs(n)):
+                out.add(n)
         return out
 
     def interior(self) -> set[fx.Node] | None:

@@ -49,8 +49,8 @@ def entry(handle: str) -> Entry:
     return _entries[handle]
 
 
-_library = torch.library.Library("redfuser", "DEF")
-_library.define("region(Tensor[] inputs, SymInt[] sizes, str handle) -> Tensor[]")
+_library = torch.library.Library("redfuser", "DEF")  # type: ignore[no-untyped-call]
+_library.define("region(Tensor[] inputs, SymInt[] sizes, str handle) -> Tensor[]")  # type: ignore[no-untyped-call]
 
 
 def _run(inputs: Sequence[torch.Tensor], sizes: Sequence[int], handle: str) -> list[torch.Tensor]:
@@ -121,6 +121,6 @@ def _leaf(x: torch.Tensor, again: bool) -> torch.Tensor:
     return x.detach().requires_grad_()
 
 
-_library.impl("region", _run, "CompositeExplicitAutograd")
+_library.impl("region", _run, "CompositeExplicitAutograd")  # type: ignore[no-untyped-call]
 torch.library.register_fake("redfuser::region", _shapes_only, lib=_library)
 torch.library.register_autograd("redfuser::region", _backward, setup_context=_save, lib=_library)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import Union
 
-import sympy
+import sympy  # type: ignore[import-untyped]
 import torch
 from torch.utils._sympy.functions import FloorDiv as SymFloorDiv
 from torch.utils._sympy.functions import Max as SymMax
@@ -20,7 +20,7 @@ _TORCH = {getattr(torch, d.value): d for d in DType}
 
 
 class NotCovered(Exception):
-    """This operation, or this use of it, has no lowering. Caught where the operation is lowered; the text is a reason."""
+    """This operation, or this use of it, has no lowering. Caught where it is lowered; the text is a reason."""
 
 
 def dtype_from_torch(d: torch.dtype) -> DType:

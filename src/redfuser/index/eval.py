@@ -53,8 +53,8 @@ def round_to(x: Array, dtype: DType) -> Array:
         _, exponent = np.frexp(y)
         ulp = np.ldexp(1.0, np.maximum(exponent - 1, low) - mantissa)
         out = np.where(np.isfinite(y), np.rint(y / ulp) * ulp, y)
-        over = np.abs(out) > top
-        return np.where(over, np.copysign(np.inf, out) if infinite else np.nan, out)
+        # a format without infinities saturates (PyTorch before 2.13 gave NaN there)
+        return np.where(np.abs(out) > top, np.copysign(np.inf if infinite else top, out), out)
 
 
 @dataclass
@@ -175,7 +175,8 @@ def _load(e: Load, scope: Scope) -> Array:
         shape = np.broadcast_shapes(*(evaluate_int(i, scope).shape for i in e.index))
         return np.zeros(shape, source.dtype)
     index = [np.clip(evaluate_int(i, scope), 0, n - 1) for i, n in zip(e.index, source.shape, strict=True)]
-    return source[tuple(np.broadcast_arrays(*index))]
+    found: Array = source[tuple(np.broadcast_arrays(*index))]
+    return found
 
 
 def _cast(x: Array, source: DType, target: DType, rounded: bool) -> Array:
@@ -264,13 +265,13 @@ def lowest(dtype: DType) -> float | int | bool:
     """The identity of max: -inf, or the smallest integer."""
     if dtype.is_float:
         return -math.inf
-    return False if dtype is DType.BOOL else int(np.iinfo(_NUMPY[dtype]).min)
+    return False if dtype is DType.BOOL else int(np.iinfo(dtype.value).min)
 
 
 def highest(dtype: DType) -> float | int | bool:
     if dtype.is_float:
         return math.inf
-    return True if dtype is DType.BOOL else int(np.iinfo(_NUMPY[dtype]).max)
+    return True if dtype is DType.BOOL else int(np.iinfo(dtype.value).max)
 
 
 def _logsumexp(x: Array) -> Array:

@@ -73,7 +73,7 @@ def show(e: Expr, namer: Namer = str, tight: int = 0) -> str:
     match e:
         case Const():
             text = show_const(e)
-            return f"({text})" if text.startswith("-") and tight > 3 else text
+            return f"({text})" if text.startswith("-") and tight > 4 else text
         case Position():
             text = show_int(e.index)
             return f"({text})" if tight > 3 and " " in text else text

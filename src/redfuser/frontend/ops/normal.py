@@ -129,7 +129,7 @@ def rms_norm(lo: Lowering, call: Call) -> Result:
 @lowers("group_norm", "instance_norm_")
 def group_norm(lo: Lowering, call: Call) -> Result:
     source = call.value("input")
-    v, groups = internal(source), call.int("num_groups")
+    v, groups = internal(source), call.length("num_groups")
     c = v.dtype
     batch, channels, *space = v.shape
     per = _exact(channels, groups)

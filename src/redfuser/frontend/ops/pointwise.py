@@ -31,7 +31,9 @@ def promoted(v: Value, dtype: DType) -> Value:
     return v.cast(dtype)
 
 
-def elementwise(f: Elementwise, args: list[Value | Scalar], shape: tuple[Int, ...], compute: DType, result: DType) -> Value:
+def elementwise(
+    f: Elementwise, args: list[Value | Scalar], shape: tuple[Int, ...], compute: DType, result: DType
+) -> Value:
     given = [operand(a, shape, compute) for a in args]
     return Value(shape, result, lambda ix: f(*(g(ix) for g in given)))
 
@@ -41,8 +43,9 @@ def promoted_dtype(call: Call, names: tuple[str, ...]) -> DType:
     raw = []
     from torch.fx.node import map_aggregate
 
-    arguments = dict(zip((a.name for a in call.node.target._schema.arguments), call.node.args, strict=False))
-    arguments.update(call.node.kwargs)
+    assert isinstance(call.node.target, torch._ops.OpOverload)
+    schema = call.node.target._schema
+    arguments = dict(zip((a.name for a in schema.arguments), call.node.args, strict=False)) | dict(call.node.kwargs)
     for n in names:
         x = map_aggregate(arguments[n], lambda y: y.meta["val"] if isinstance(y, torch.fx.Node) else y)
         raw.append(x)

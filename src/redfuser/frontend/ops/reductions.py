@@ -144,8 +144,8 @@ def topk(lo: Lowering, call: Call) -> Result:
     if v.rank == 0:
         raise NotCovered("top-k of a scalar")
     d = call.dim()
-    found = select_dim(lo, Reducer.TOPK, v, d, call.int("k"))
-    shape = [*v.shape[:d], call.int("k"), *v.shape[d + 1 :]]
+    found = select_dim(lo, Reducer.TOPK, v, d, call.length("k"))
+    shape = [*v.shape[:d], call.length("k"), *v.shape[d + 1 :]]
     return [p.view(shape, lambda ix: (*ix[:d], *ix[d + 1 :], ix[d])) for p in found]
 
 

@@ -72,7 +72,7 @@ class Call:
             raise NotCovered(f"{self.op}: {name} is not a tensor")
         return v
 
-    def int(self, name: str) -> Int:
+    def length(self, name: str) -> Int:
         return as_length(self.args[name])
 
     def dim(self, name: str = "dim", rank: int | None = None) -> int:
@@ -84,12 +84,12 @@ class Call:
 
     def dims(self, name: str = "dim") -> tuple[int, ...]:
         """The reduced dimensions, in order; all of them when none is named."""
-        rank, d = self.value("self").rank, self.args.get(name)
+        rank, d = self.value("self").rank, cast(Any, self.args.get(name))
         if isinstance(d, int):
             d = [d]
         if not d:
             return tuple(range(rank))
-        return tuple(sorted({cast(int, x) % max(rank, 1) for x in d})) if rank else ()
+        return tuple(sorted({x % max(rank, 1) for x in d})) if rank else ()
 
 
 def as_length(x: object) -> Int:

@@ -80,7 +80,7 @@ def _when(i: Int, end: Int, yes: Expr, no: Expr, dtype: DType) -> Expr:
 @lowers("select_scatter")
 def select_scatter(lo: Lowering, call: Call) -> Result:
     base, src, d = call.value("self"), call.value("src"), call.dim()
-    at = wrapped(call.int("index"), base.shape[d])
+    at = wrapped(call.length("index"), base.shape[d])
     c = base.dtype.compute
 
     def read(ix: Index) -> Expr:

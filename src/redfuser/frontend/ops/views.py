@@ -15,7 +15,10 @@ def same(lo: Lowering, call: Call) -> Result:
     return call.value("self")
 
 
-@lowers("view.default", "reshape", "_unsafe_view", "view_copy", "_reshape_copy", "unflatten", "flatten", "view_as", "reshape_as")
+@lowers(
+    "view.default", "reshape", "_unsafe_view", "view_copy", "_reshape_copy", "unflatten", "flatten", "view_as",
+    "reshape_as",
+)  # fmt: skip
 def reshape(lo: Lowering, call: Call) -> Result:
     return reshaped(call.value("self"), call.shape)
 
@@ -137,7 +140,7 @@ def squeezed(v: Value, dims: list[int]) -> Value:
 @lowers("select.int", "select_copy")
 def select(lo: Lowering, call: Call) -> Result:
     v, d = call.value("self"), call.dim()
-    i = wrapped(call.int("index"), v.shape[d])
+    i = wrapped(call.length("index"), v.shape[d])
     return v.view([*v.shape[:d], *v.shape[d + 1 :]], lambda ix: (*ix[:d], i, *ix[d:]))
 
 
@@ -240,7 +243,7 @@ def repeat(lo: Lowering, call: Call) -> Result:
 @lowers("repeat_interleave.self_int")
 def repeat_interleave(lo: Lowering, call: Call) -> Result:
     v = call.value("self")
-    times = call.int("repeats")
+    times = call.length("repeats")
     if call.get("dim") is None:
         v = reshaped(v, (product(v.shape),))
     d = (call.get("dim") or 0) % v.rank
