@@ -452,3 +452,96 @@ def gathered(n: int = 8, l: int = 30, rows: int = 12) -> Case:
         return [y.sum(-1), y.amax(-1)]
 
     return Case(region([t_in, ids_in], problem, results), d, inputs, expected, {})
+
+
+def chained_producers(b: int = 2, i: int = 21, l: int = 34, x: int = 6, c: int = 7, d: int = 5) -> Case:
+    """Scores from a product of a product, and a distance that is no dot: sum over c of |p[i, c] - k[l, c]|."""
+    xs, cs = axis("x", x), axis("c", c)
+    q_in = Input("q", (axis("b", b), axis("i", i), axis("x", x)), F32)
+    w_in = Input("w", (axis("x", x), axis("c", c)), F32)
+    k_in = Input("k", (axis("b", b), axis("l", l), axis("c", c)), F32)
+    v_in = Input("v", (axis("b", b), axis("l", l), axis("d", d)), F32)
+    B, I, L, D = axis("b", b), axis("i", i), axis("l", l), axis("d", d)
+    pb, pi, pc = axis("b", b), axis("i", i), axis("c", c)
+    p = Reduce(
+        "p", (pb, pi, pc), (xs,), Reducer.SUM, mul(load("q", at(pb, pi, xs), F32), load("w", at(xs, pc), F32)), F32
+    )
+    sb, si, sl = axis("b", b), axis("i", i), axis("l", l)
+    pk = load("p", at(sb, si, cs), F32), load("k", at(sb, sl, cs), F32)
+    s = Reduce("s", (sb, si, sl), (cs,), Reducer.SUM, mul(*pk), F32)
+    t = Reduce("t", (sb, si, sl), (cs,), Reducer.SUM, ap(Fn.ABS, sub(*pk)), F32)
+    score = sub(load("s", at(B, I, L), F32), load("t", at(B, I, L), F32))
+    rows = (B, I)
+    v = load("v", at(B, L, D), F32)
+    weight = exp(sub(score, load("m", at(*rows), F32)))
+    stages = (
+        Stage("m", Reducer.MAX, rows, score, F32),
+        Stage("z", Reducer.SUM, rows, weight, F32),
+        Stage("o", Reducer.SUM, (*rows, D), mul(weight, v), F32),
+    )
+    problem = Problem(L, stages)
+    steps, m, _ = softmax_steps(score, rows, [("z", None, rows), ("o", v, (*rows, D))])
+    reads = (Read("m", m, None), Read("z", ref("z", F32), None), Read("o", ref("o", F32), None))
+    body = ap(Fn.DIV, load("o", at(*rows, D), F32), load("z", at(*rows), F32))
+    results = [Result("out", at(b, i, d), at(*rows, D), (*rows, D), body, F32)]
+    gen = torch.Generator().manual_seed(8)
+    inputs = {
+        n: torch.randn(*shape, generator=gen)
+        for n, shape in {"q": (b, i, x), "w": (x, c), "k": (b, l, c), "v": (b, l, d)}.items()
+    }
+
+    def expected(y: dict[str, Tensor]) -> list[Tensor]:
+        q, w, k, v = (y[n].double() for n in "qwkv")
+        p = q @ w
+        s = p @ k.transpose(-1, -2) - (p[:, :, None] - k[:, None]).abs().sum(-1)
+        return [torch.softmax(s, -1) @ v]
+
+    return Case(
+        region([q_in, w_in, k_in, v_in], problem, results, (p, s, t)),
+        derivation(problem, Pass(tuple(steps), reads)),
+        inputs,
+        expected,
+        {},
+    )
+
+
+def widened(n: int = 9, l: int = 40, e: int = 11) -> Case:
+    """Results along an axis that no stage has, alone and with the cascade axis."""
+    x_in, I, L = rows_input(n, l)
+    y_in = Input("y", (axis("e", e),), F32)
+    E = axis("e", e)
+    x, y, m = load("x", at(I, L), F32), load("y", at(E), F32), load("m", at(I), F32)
+    problem = Problem(L, (Stage("m", Reducer.MAX, (I,), x, F32),))
+    d = derivation(problem, Pass((acc("m", Reducer.MAX, x, None, (I,)),), (Read("m", ref("m", F32), None),)))
+    results = [
+        Result("outer", at(n, e), at(I, E), (I, E), mul(m, y), F32),
+        Result("cube", at(e, n, l), at(E, I, L), (I, L, E), mul(sub(x, m), y), F32),
+    ]
+    gen = torch.Generator().manual_seed(9)
+    inputs = {"x": torch.randn(n, l, generator=gen), "y": torch.randn(e, generator=gen)}
+
+    def expected(v: dict[str, Tensor]) -> list[Tensor]:
+        x, y = v["x"].double(), v["y"].double()
+        m = x.amax(-1, keepdim=True)
+        return [m * y, (x - m) * y[:, None, None]]
+
+    return Case(region([x_in, y_in], problem, results), d, inputs, expected, {})
+
+
+def flattened(n: int = 5, h: int = 6, w: int = 7) -> Case:
+    """Two axes streamed as one: the index divides."""
+    x_in = Input("x", (axis("i", n), axis("h", h), axis("w", w)), F32)
+    I, L = axis("i", n), axis("l", h * w)
+    x = load("x", at(I, as_int(L) // as_int(w), as_int(L) % as_int(w)), F32)
+    problem = Problem(L, (Stage("m", Reducer.MAX, (I,), x, F32), Stage("s", Reducer.SUM, (I,), x, F32)))
+    steps = (acc("m", Reducer.MAX, x, None, (I,)), acc("s", Reducer.SUM, x, None, (I,)))
+    d = derivation(problem, Pass(steps, (Read("m", ref("m", F32), None), Read("s", ref("s", F32), None))))
+    y = add(sub(x, load("m", at(I), F32)), load("s", at(I), F32))
+    results = [Result("y", at(n, h, w), at(I, as_int(L) // as_int(w), as_int(L) % as_int(w)), (I, L), y, F32)]
+    data = torch.randn(n, h, w, generator=torch.Generator().manual_seed(10))
+
+    def expected(v: dict[str, Tensor]) -> list[Tensor]:
+        x = v["x"].double()
+        return [x - x.amax((1, 2), keepdim=True) + x.sum((1, 2), keepdim=True)]
+
+    return Case(region([x_in], problem, results), d, {"x": data}, expected, {})

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 
 import cases
 import pytest
@@ -11,7 +12,7 @@ import torch
 from redfuser.backends.reference import run
 from redfuser.tile.build import build
 from redfuser.tile.nodes import Loop, Read, Strategy
-from redfuser.tile.strategy import Schedule
+from redfuser.tile.strategy import Schedule, Unsupported
 
 SCHEDULES = [
     Schedule(Strategy.WHOLE, 16),
@@ -71,10 +72,20 @@ def test_masked_nan_is_skipped_or_propagated_only_in_its_rows() -> None:
     assert not torch.isnan(got[0, 0, :12]).any() and torch.isnan(got[0, 0, 12:]).all()
 
 
+MAKERS = [
+    cases.softmax,
+    cases.two_passes,
+    cases.scaled_product,
+    cases.gathered,
+    cases.reducers,
+    cases.chained_producers,
+    cases.widened,
+    cases.flattened,
+]
+
+
 @pytest.mark.parametrize("schedule", SCHEDULES, ids=str)
-@pytest.mark.parametrize(
-    "make", [cases.softmax, cases.two_passes, cases.scaled_product, cases.gathered, cases.reducers]
-)
+@pytest.mark.parametrize("make", MAKERS)
 def test_cascades(make: Callable[[], cases.Case], schedule: Schedule) -> None:
     check(make(), schedule, 1e-5)
 
@@ -131,7 +142,43 @@ def test_lengths_known_only_at_the_call(mask: str) -> None:
 def test_wrong_inputs_are_named() -> None:
     case = cases.softmax()
     p = build(case.region, case.derivation, Schedule(Strategy.SINGLE, 8, 16))
-    with pytest.raises(ValueError, match="x is torch.float64"):
+    with pytest.raises(ValueError, match=r"x is torch\.float64"):
         run(p, {"x": case.inputs["x"].double()}, {})
     with pytest.raises(ValueError, match=r"\(41, 13\)"):
         run(p, {"x": case.inputs["x"].T}, {})
+
+
+def test_strided_inputs_of_a_flattened_axis() -> None:
+    """A view serves where the strides allow it, a gather where they do not."""
+    case = cases.flattened()
+    x = case.inputs["x"]
+    transposed = x.permute(0, 2, 1).contiguous().permute(0, 2, 1)
+    for moved in (x, transposed, torch.cat([x, x], 2)[..., :7], x[:1].expand(5, 6, 7)):
+        case.inputs = {"x": moved}
+        check(case, Schedule(Strategy.SINGLE, 2, 16), 1e-5)
+
+
+def test_a_stage_at_another_row_is_refused() -> None:
+    case = cases.softmax()
+    r = case.region.results[0]
+    i, j = r.axes
+    moved = replace(r, body=cases.load("m", cases.at(12 - cases.as_int(i)), cases.F32), axes=(i, j))
+    region = replace(case.region, results=(moved,))
+    with pytest.raises(Unsupported, match="another position of i"):
+        build(region, case.derivation, Schedule(Strategy.SINGLE, 8, 16))
+
+
+def test_same_bits_every_time() -> None:
+    case = cases.attention(b=2, h=3, g=2, mask="causal", probabilities=True)
+    p = build(case.region, case.derivation, Schedule(Strategy.MULTI, 16, 16, segments=3))
+    first = run(p, case.inputs, {})
+    for _ in range(3):
+        assert all(torch.equal(a, b) for a, b in zip(first, run(p, case.inputs, {}), strict=True))
+
+
+def test_inputs_are_left_alone() -> None:
+    for make in (cases.attention, *MAKERS):
+        case = make()
+        before = {n: t.clone() for n, t in case.inputs.items()}
+        run(build(case.region, case.derivation, Schedule(Strategy.SINGLE, 8, 16)), case.inputs, case.sizes)
+        assert all(torch.equal(torch.nan_to_num(t), torch.nan_to_num(before[n])) for n, t in case.inputs.items())

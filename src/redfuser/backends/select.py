@@ -69,15 +69,32 @@ def best(x: Tensor, dim: int, start: int, reducer: Reducer, k: tuple[int, int] |
         )
         return torch.gather(x, dim, at), at + start
     k_dim, count = k
-    values, at = torch.sort(x, dim=dim, descending=True, stable=True)
     have = min(count, x.shape[dim])
-    values, at = values.narrow(dim, 0, have), at.narrow(dim, 0, have) + start
+    values, at = _highest(x, dim, have)
+    at = at + start
     if have < count:
         shape = list(values.shape)
         shape[dim] = count - have
         values = torch.cat([values, values.new_full(shape, _lowest(x))], dim)
         at = torch.cat([at, at.new_full(shape, NO_POSITION.value)], dim)
     return values.transpose(dim, k_dim), at.transpose(dim, k_dim)
+
+
+def _highest(x: Tensor, dim: int, count: int) -> Best:
+    """The highest ``count`` in the order of Select; by sorting only where a tie decides which are in."""
+    if 2 * count < x.shape[dim] and x.dtype is not torch.bool:
+        values, at = torch.topk(x, count + 1, dim)
+        if bool((values.narrow(dim, count - 1, 1) > values.narrow(dim, count, 1)).all()):
+            return _ordered(values.narrow(dim, 0, count), at.narrow(dim, 0, count), dim)
+    values, at = torch.sort(x, dim=dim, descending=True, stable=True)
+    return values.narrow(dim, 0, count), at.narrow(dim, 0, count)
+
+
+def _ordered(values: Tensor, at: Tensor, dim: int) -> Best:
+    """A list by value, equals by position."""
+    at, order = torch.sort(at, dim=dim, stable=True)
+    values, second = torch.sort(torch.gather(values, dim, order), dim=dim, descending=True, stable=True)
+    return values, torch.gather(at, dim, second)
 
 
 def merge(a: Best, b: Best, reducer: Reducer, k: tuple[int, int] | None) -> Best:
@@ -91,9 +108,8 @@ def merge(a: Best, b: Best, reducer: Reducer, k: tuple[int, int] | None) -> Best
         shape[k_dim] = count
         lists.append((values.expand(shape), at.expand(shape)))
     values, at = (torch.cat([lists[0][n], lists[1][n]], k_dim) for n in (0, 1))
-    at, order = torch.sort(at, dim=k_dim, stable=True)
-    values, second = torch.sort(torch.gather(values, k_dim, order), dim=k_dim, descending=True, stable=True)
-    return values.narrow(k_dim, 0, count), torch.gather(at, k_dim, second).narrow(k_dim, 0, count)
+    values, at = _ordered(values, at, k_dim)
+    return values.narrow(k_dim, 0, count), at.narrow(k_dim, 0, count)
 
 
 def _merge_one(a: Best, b: Best, reducer: Reducer) -> Best:

@@ -243,32 +243,35 @@ class _Builder:
     ) -> tuple[Value, Value]:
         axes = left.axes | right.axes
         new, index = low.new(f"{s.name}_new", s.dtype, axes), low.new(f"{s.name}_index_new", NO_POSITION.dtype, axes)
-        level = 1 if len(low.levels) > 1 else 0
+        level = len(low.loops)
         op = SelectMerge(new, index, s.reducer, left.name, left_index.name, right.name, right_index.name, s.k)
         low.emit(op, level)
         return new, index
 
     # -- results along streamed axes ----------------------------------------------------------------------------------
     def sweeps(self, low: Lowering, results: list[Result], done: set[Axis]) -> list[TileAxis]:
-        """One loop for each set of results along the same axes; the axes that are new to the kernel."""
+        """Loops for each set of results along the same axes; the axes that are new to the kernel."""
         extra: dict[Axis, TileAxis] = {}
         groups: dict[tuple[Axis, ...], list[Result]] = {}
         for r in results:
-            groups.setdefault(self.swept(r), []).append(r)
-        for swept, members in groups.items():
-            streamed = [a for a in swept if a not in low.inner] or [swept[0]]
-            axis = self.axis if self.axis in streamed else streamed[0]
-            for a in streamed:
-                if a is not axis and a not in done:
-                    extra[a] = roles.tile_axis(a, Role.COLUMN, None)
-            if axis not in done:
-                extra[axis] = roles.tile_axis(axis, Role.COLUMN, self.schedule.tile)
-            low.open(axis)
+            groups.setdefault(tuple(a for a in self.swept(r) if a not in low.inner), []).append(r)
+        for axes, members in groups.items():
+            order = sorted(axes, key=lambda a: a is not self.axis)
+            for a in order:
+                low.open(a)
+                if a not in done:
+                    extra.setdefault(a, roles.tile_axis(a, Role.COLUMN, self.sweep_tile(a)))
             self.write(low, members)
-            body = low.close()
-            end = At(as_int(axis.size))
-            low.add(Loop(axis, self.schedule.tile, At(ZERO), end, body, f"results along {axis.name}"))
+            for a in reversed(order):
+                body = low.close()
+                note = f"results along {a.name}"
+                low.add(Loop(a, self.sweep_tile(a), At(ZERO), At(as_int(a.size)), body, note))
         return list(extra.values())
+
+    def sweep_tile(self, axis: Axis) -> int:
+        """The tile of an axis that results run along: a few positions where they run along the cascade axis too."""
+        together = any(axis in self.swept(r) and self.axis in self.swept(r) for r in self.results)
+        return self.schedule.tile if axis is self.axis or not together else min(8, self.schedule.tile)
 
     # -- multi --------------------------------------------------------------------------------------------------------
     def multi(self) -> list[Kernel]:
@@ -283,14 +286,11 @@ class _Builder:
         swept = [r for r in self.results if self.swept(r)]
         for n, axes in enumerate(dict.fromkeys(self.swept(r) for r in swept)):
             low = self.lowering()
-            axis = self.axis if self.axis in axes else axes[0]
             self.write(low, [r for r in swept if self.swept(r) == axes])
-            grid = (
-                *self.grid,
-                roles.tile_axis(axis, Role.CASCADE if axis is self.axis else Role.COLUMN, self.schedule.tile),
-            )
-            rest = [roles.tile_axis(a, Role.COLUMN, None) for a in axes if a is not axis]
-            kernels.append(self.kernel(low, f"sweep{n + 1}", f"results along {axis.name}", grid, rest))
+            kinds = {a: Role.CASCADE if a is self.axis else Role.COLUMN for a in axes}
+            grid = (*self.grid, *(roles.tile_axis(a, r, self.sweep_tile(a)) for a, r in kinds.items()))
+            note = f"results along {', '.join(a.name for a in axes)}"
+            kernels.append(self.kernel(low, f"sweep{n + 1}", note, grid))
         return kernels
 
     def partial(self, p: Pass, n: int, segment: TileAxis) -> Kernel:

@@ -1,7 +1,7 @@
 """Expressions into tile operations: every load, dot and reduction gets a name, and what is used twice is computed once.
 
-A value lives at a level: 0 for the kernel's own block, 1 for the body of the loop at hand. What does not depend on the
-loop's axis (or on state that the loop moves) is placed before the loop.
+A value lives at a level: 0 for the kernel's own block, 1 for the body of the loop at hand, 2 for a loop inside it.
+What does not depend on a loop's axis (or on state that the loop moves) is placed before that loop.
 """
 
 from __future__ import annotations
@@ -107,12 +107,12 @@ class Lowering:
         self.inner: dict[Axis, None] = {}
         self._fresh: dict[str, tuple[Axis, ...]] = {}
         self._uses: Counter[Expr] = Counter()
-        self.loop_axis: Axis | None = None
+        self.loops: list[Axis] = []
 
     # -- blocks ------------------------------------------------------------------------------------------------------
     def open(self, axis: Axis) -> None:
         self.levels.append(Level())
-        self.loop_axis = axis
+        self.loops.append(axis)
 
     def moving(self, states: Iterable[Value], level: int) -> None:
         """State that the loop at hand changes lives at its level."""
@@ -121,8 +121,9 @@ class Lowering:
 
     def close(self) -> tuple[Statement, ...]:
         """The body of the loop; its names are free again."""
-        self.loop_axis = None
         done = self.levels.pop()
+        if self.loops:
+            self.loops.pop()
         self.names.release(done.names)
         for name in done.names:
             del self.values[name], self.level_of[name]
@@ -165,7 +166,8 @@ class Lowering:
         return None
 
     def level(self, axes: frozenset[Axis], at_least: int = 0) -> int:
-        return 1 if len(self.levels) > 1 and (at_least or self.loop_axis in axes) else 0
+        """The block for a value that spans ``axes``: that of the innermost loop over one of them."""
+        return max([at_least, *(n for n, a in enumerate(self.loops, 1) if a in axes)])
 
     # -- spans -------------------------------------------------------------------------------------------------------
     def span(self, e: Expr) -> frozenset[Axis]:
@@ -257,7 +259,9 @@ class Lowering:
 
     def correct(self, e: Expr, state: str) -> Value:
         p = self.place(e)
-        return self.emit(Correct(self.new(f"{state}_moved", dtype_of(e), p.axes), state, p.expr), self.level(p.axes, 1))
+        return self.emit(
+            Correct(self.new(f"{state}_moved", dtype_of(e), p.axes), state, p.expr), self.level(p.axes, len(self.loops))
+        )
 
     def index(self, i: Int) -> tuple[Int, int]:
         """An index with its gathers computed, and the level it lives at."""
@@ -306,7 +310,7 @@ class Lowering:
 
     def _renamed(self, e: Load, axes: frozenset[Axis], level: int) -> Value | None:
         """An earlier read of the same elements along differently named whole axes (keys that are values too)."""
-        whole = {a for a in axes if a is not self.loop_axis}
+        whole = axes - set(self.loops)
         for op in self.levels[level].reads:
             if op.tensor != e.source:
                 continue

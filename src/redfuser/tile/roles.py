@@ -126,17 +126,22 @@ def tile_axis(axis: Axis, role: Role, block: int | None) -> TileAxis:
     return TileAxis(axis, role, block, Axis(f"{axis.name}.first", axis.size), Axis(f"{axis.name}.last", axis.size))
 
 
-def hint(axis: Axis) -> int:
-    return max(1, as_int(axis.size).hint())
+def _fixed(axis: Axis) -> int | None:
+    return as_int(axis.size).value
 
 
 def blocks(f: Frame, schedule: Schedule) -> tuple[tuple[TileAxis, ...], tuple[TileAxis, ...]]:
-    """The grid, and the kept axes that stay whole inside a tile. Small row axes fill the row block first."""
+    """The grid, and the kept axes that stay whole inside a tile.
+
+    Small row axes fill the row block first; one whose length is known only at the call takes what is left.
+    """
     size: dict[Axis, int | None] = {}
     left = max(1, schedule.row)
-    for a in sorted((a for a, r in f.kept.items() if r is Role.ROW), key=hint):
-        size[a] = min(left, hint(a))
-        left = max(1, left // (size[a] or 1))
+    for a in sorted((a for a, r in f.kept.items() if r is Role.ROW), key=lambda a: (_fixed(a) is None, _fixed(a) or 0)):
+        length = _fixed(a)
+        taken = left if length is None else max(1, min(left, length))
+        size[a] = taken
+        left = max(1, left // taken)
     for a, r in f.kept.items():
         if r is Role.BATCH:
             size[a] = 1
