@@ -49,9 +49,9 @@ def build(program: Program, group: Group) -> Region | None:
     element_loads = {x for s in stages for x in loads(s.body)}
     results = []
     for o in program.outputs:
-        d = definitions.get(o.value)
-        if d is None:
+        if o.value not in definitions:
             return None
+        d = definitions[o.value]
         if isinstance(d, Reduce):
             if d.name not in known:
                 return None
