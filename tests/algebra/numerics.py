@@ -22,7 +22,10 @@ def grid(problem, length, seed=0, lax=True):
     rng = np.random.default_rng(seed)
     names = {s.name for s in problem.stages}
     every = dict.fromkeys(x for s in problem.stages for x in loads(s.body) if x.source not in names)
-    axes = sorted({a for x in every for a in free_axes(x)} | {a for s in problem.stages for a in free_axes(s.body)}, key=lambda a: a.serial)
+    axes = sorted(
+        {a for x in every for a in free_axes(x)} | {a for s in problem.stages for a in free_axes(s.body)},
+        key=lambda a: a.serial,
+    )
     kept = [a for a in axes if a is not problem.axis]
     coords = {a: np.arange(min(a.size.value or ROWS, ROWS), dtype=np.float64) for a in kept}
     g = Grid(problem.axis, length, {a: i + 1 for i, a in enumerate(kept)}, coords, length, {}, lax)
@@ -112,7 +115,12 @@ def perturbed(problem, g: Grid, seed):
     rng = np.random.default_rng(seed)
     if seed % 2:
         return definition(problem, g, rng=rng)[0]
-    data = {x: v if v.dtype == np.bool_ or not x.dtype.is_float else v * (1 + 1.2e-7 * rng.choice([-1.0, 0.0, 1.0], v.shape)) for x, v in g.data.items()}
+    data = {
+        x: v
+        if v.dtype == np.bool_ or not x.dtype.is_float
+        else v * (1 + 1.2e-7 * rng.choice([-1.0, 0.0, 1.0], v.shape))
+        for x, v in g.data.items()
+    }
     return definition(problem, Grid(g.axis, g.length, g.dims, g.coordinates, g.symbol, data, g.lax))[0]
 
 

@@ -69,7 +69,9 @@ def test_order_results_are_exact(case):
             got = stream(d, g, tile, cuts)
             for key, w in want.items():
                 if key[0] in exact and (key[1].value == "index" or w.dtype == np.bool_):
-                    rows = slice(0, 5)  # ties of equal values under a scale are the definition's own roundings elsewhere
+                    rows = slice(
+                        0, 5
+                    )  # ties of equal values under a scale are the definition's own roundings elsewhere
                     a, b = np.broadcast_arrays(got[key], w)
                     assert (a[rows] == b[rows]).all()
 

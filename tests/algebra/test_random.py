@@ -50,8 +50,16 @@ def cascades(draw):
         elif kind == 1:
             body = draw(values([*elements, *results], 3))
         elif kind == 2:  # the shapes that cascades have
-            u = draw(st.sampled_from((x - d, x / (absv(d) + 0.5), exp(x - d), x * d, (x - d) * draw(st.sampled_from(elements)))))
-            body = draw(st.sampled_from((u, u * draw(st.sampled_from(elements)), u * u, absv(u), u * draw(st.sampled_from(results)))))
+            u = draw(
+                st.sampled_from(
+                    (x - d, x / (absv(d) + 0.5), exp(x - d), x * d, (x - d) * draw(st.sampled_from(elements)))
+                )
+            )
+            body = draw(
+                st.sampled_from(
+                    (u, u * draw(st.sampled_from(elements)), u * u, absv(u), u * draw(st.sampled_from(results)))
+                )
+            )
         else:
             body = where(keep, draw(values([*elements, *results], 2)), NINF if reducer in ("max", "argmax") else 0.0)
         if reducer == "prod":

@@ -272,7 +272,11 @@ def _compare(
     if want.dtype == np.bool_ or got.dtype == np.bool_ or part is Part.INDEX:
         wrong = got.astype(np.float64) != want.astype(np.float64)
         if part is Part.INDEX and wrong.any():
-            wrong = wrong & ~_tied(got, want, definition, name, regimes) & np.isfinite(definition.results[(name, Part.VALUE)])
+            wrong = (
+                wrong
+                & ~_tied(got, want, definition, name, regimes)
+                & np.isfinite(definition.results[(name, Part.VALUE)])
+            )
         return (np.inf, f"differs in regime {_regime(wrong, regimes)}") if wrong.any() else (0.0, "")
     fin = np.isfinite(want)
     lost = fin & ~np.isfinite(got)
@@ -317,7 +321,11 @@ def _structure(d: Derivation) -> str | None:
             return "two steps share a name"
         new: set[str] = set()
         for s in p.steps:
-            exprs = [s.element, *([s.correction] if s.correction is not None else [])] if isinstance(s, Accumulator) else [s.value]
+            exprs = (
+                [s.element, *([s.correction] if s.correction is not None else [])]
+                if isinstance(s, Accumulator)
+                else [s.value]
+            )
             for e in exprs:
                 for x in walk(e):
                     if isinstance(x, Ref) and x.name not in (old if x.old else new):

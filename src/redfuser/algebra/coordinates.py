@@ -47,7 +47,7 @@ def conditioned(s: State, r: Term) -> bool:
 
 
 def kind_of(s: State, r: Term) -> str | None:
-    """"extremum", "logarithm", "mean", or None."""
+    """ "extremum", "logarithm", "mean", or None."""
     if not r.kind & D:
         return "parameter"
     r = plain(s, r)
@@ -145,7 +145,9 @@ def _place_mean(s: State, stage: Stage, r: Term, name: str) -> Placed:
         value = build.where(build.is_identity(n, 0), s.zero(top), build.div(top, weight))
         base = s.set_base(stage, "mean", m.top.state, name, value)
         exact = not any(f.op == "fn" for f in r.factors) and is_length(s, m.divisor)
-        return Placed(base, None if exact else build.sub(s.raw(r), base), "the mean of the prefix", m if exact else None)
+        return Placed(
+            base, None if exact else build.sub(s.raw(r), base), "the mean of the prefix", m if exact else None
+        )
     bottom = s.ref_of(m.bottom.state)
     weights = next(iter(m.bottom.terms))
     positive = weights.nonneg and m.bottom.terms[weights][()] > 0
@@ -203,5 +205,3 @@ def is_length(s: State, divisor: Term) -> bool:
     if isinstance(e, Const):
         return False
     return divisor.op == "const" and s.problem.axis.size.value == divisor.value
-
-

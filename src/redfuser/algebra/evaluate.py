@@ -88,13 +88,22 @@ _UNARY: dict[Fn, Callable[[Array], Array]] = {
     Fn.LOG2: np.log2, Fn.LOG1P: np.log1p, Fn.SQRT: np.sqrt, Fn.SIN: np.sin, Fn.COS: np.cos, Fn.TANH: np.tanh,
     Fn.SIGMOID: _sigmoid, Fn.ERF: _erf, Fn.ISNAN: np.isnan,
 }  # fmt: skip
-_ROUND: dict[Fn, Callable[[Array], Array]] = {Fn.FLOOR: np.floor, Fn.CEIL: np.ceil, Fn.ROUND: np.round, Fn.TRUNC: np.trunc}
+_ROUND: dict[Fn, Callable[[Array], Array]] = {
+    Fn.FLOOR: np.floor,
+    Fn.CEIL: np.ceil,
+    Fn.ROUND: np.round,
+    Fn.TRUNC: np.trunc,
+}
 _BINARY: dict[Fn, Callable[[Array, Array], Array]] = {
     Fn.ADD: np.add, Fn.SUB: np.subtract, Fn.MUL: np.multiply, Fn.DIV: np.divide, Fn.FLOORDIV: np.floor_divide, Fn.REMAINDER: np.mod,
     Fn.POW: np.power, Fn.MAXIMUM: np.maximum, Fn.MINIMUM: np.minimum, Fn.LT: np.less, Fn.LE: np.less_equal, Fn.GT: np.greater,
     Fn.GE: np.greater_equal, Fn.EQ: np.equal, Fn.NE: np.not_equal,
 }  # fmt: skip
-_LOGIC: dict[Fn, Callable[[Array, Array], Array]] = {Fn.AND: np.logical_and, Fn.OR: np.logical_or, Fn.XOR: np.logical_xor}
+_LOGIC: dict[Fn, Callable[[Array, Array], Array]] = {
+    Fn.AND: np.logical_and,
+    Fn.OR: np.logical_or,
+    Fn.XOR: np.logical_xor,
+}
 
 
 @dataclass(slots=True)
@@ -118,7 +127,9 @@ class Evaluator:
     def _value(self, e: Expr) -> Array:
         match e:
             case Const():
-                return np.full((1,) * self.grid.rank, e.value, dtype=np.bool_ if e.dtype is DType.BOOL else self.grid.real)
+                return np.full(
+                    (1,) * self.grid.rank, e.value, dtype=np.bool_ if e.dtype is DType.BOOL else self.grid.real
+                )
             case Position():
                 return self.grid.integer(e.index, self.span).astype(self.grid.real)
             case Ref():
@@ -167,7 +178,10 @@ class Evaluator:
         """Overflow of finite values, and a zero weight times a non-finite value: the two exceptions of the contract."""
         if e.fn not in (Fn.EXP, Fn.EXP2, Fn.EXPM1, Fn.MUL, Fn.ADD, Fn.SUB, Fn.POW, Fn.DIV) or out.dtype == np.bool_:
             return
-        if e.fn in (Fn.EXP, Fn.EXP2):  # every exponential of a row underflowed: an exponential without a max, from below
+        if e.fn in (
+            Fn.EXP,
+            Fn.EXP2,
+        ):  # every exponential of a row underflowed: an exponential without a max, from below
             lost = np.all(out == 0, axis=-1, keepdims=True) & np.any(np.isfinite(args[0]), axis=-1, keepdims=True)
             if lost.any() and self.overflow is not None:
                 self.overflow.append(lost)

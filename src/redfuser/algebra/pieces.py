@@ -323,7 +323,12 @@ def is_power_of_two(t: Arena, scale: Term) -> bool:
         elif f.op == "exp":
             k, r = t.split(f.args[0])
             rest = [x for x in r.factors if x is not t.ln2]
-            whole = k.denominator == 1 and len(rest) == 1 and rest[0].op == "fn" and rest[0].label in ("ceil", "floor", "round", "trunc")
+            whole = (
+                k.denominator == 1
+                and len(rest) == 1
+                and rest[0].op == "fn"
+                and rest[0].label in ("ceil", "floor", "round", "trunc")
+            )
             if t.ln2 not in r.factors or not whole:
                 return False
         else:

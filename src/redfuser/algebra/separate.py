@@ -27,7 +27,12 @@ class Separator:
     """One per pass. ``conditioned`` says whether a result may serve as a shift (well conditioned on every prefix)."""
 
     def __init__(
-        self, reader: Reader, facts: Facts, options: Options, conditioned: Callable[[Term], bool], emit: Callable[[Term], Expr]
+        self,
+        reader: Reader,
+        facts: Facts,
+        options: Options,
+        conditioned: Callable[[Term], bool],
+        emit: Callable[[Term], Expr],
     ) -> None:
         self.r, self.t, self.facts, self.options = reader, reader.t, facts, options
         self.conditioned, self.emit = conditioned, emit
@@ -412,7 +417,11 @@ class Separator:
             pin = None
             if e is not None and g.scale is not self.t.one and base is self.t.one:
                 pin = (scale, e)
-            core = build.binary(Fn.MUL, g.core, g.core) if n == 2 and e is not None and e.fn is Fn.MUL else build.power(g.core, n)
+            core = (
+                build.binary(Fn.MUL, g.core, g.core)
+                if n == 2 and e is not None and e.fn is Fn.MUL
+                else build.power(g.core, n)
+            )
             return [Group(scale, core, terms, base, pin=pin)]
         self._no_cancelling(groups)
         out = groups
