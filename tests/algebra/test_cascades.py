@@ -81,9 +81,9 @@ def test_speed():
     spent = []
     for c in ALL:
         p = c.problem()
-        t = time.perf_counter()
+        t = time.process_time()
         derive_checked(p, **c.options)
-        spent.append(time.perf_counter() - t)
+        spent.append(time.process_time() - t)
     assert float(np.median(spent)) < 0.05
     assert max(spent) < 0.5
 
