@@ -1,5 +1,8 @@
 """Cascades with verdicts derived by hand: how many passes, which treatments, what is refused and for what kind of reason."""
 
+# One line per step reads best here.
+# ruff: noqa: E501, E702
+
 from __future__ import annotations
 
 from collections.abc import Callable
@@ -70,7 +73,7 @@ def attention(c):
     m, Z = c.softmax(c.x()); c.sum("O", exp(c.x() - m) / Z * c.col())
 @case()
 def attention_divided_last(c):
-    m, Z = c.softmax(c.x()); c.sum("O", exp(c.x() - m) * c.col())
+    m, _ = c.softmax(c.x()); c.sum("O", exp(c.x() - m) * c.col())
 @case()
 def attention_scaled_masked_softcap_alibi(c):
     i, j = c.at(c.b), c.at(c.l)

@@ -97,7 +97,7 @@ def test_zero_rows():
     assert np.isfinite(row(got[("q", Part.VALUE)], "zero prefix")).all()
 
 
-@pytest.mark.parametrize("name", ["variance", "variance_expanded", "variance_with_count", "covariance", "weighted_variance"])
+@pytest.mark.parametrize("name", ["variance", "variance_expanded", "covariance", "weighted_variance"])
 @pytest.mark.parametrize("tile", [16, 128])
 def test_shifted_data(name, tile):
     """At offset 1e4 the relative error of second moments stays near the rounding of the data."""
@@ -177,7 +177,10 @@ def test_results_of_other_rows_wait_for_the_next_pass():
     """cov[i, j] needs the mean of row i and of row j: a running state is read at its own row only."""
     n = Axis("l", as_int(Size("L", 64)))
     i, j = Axis("i", as_int(3)), Axis("j", as_int(3))
-    at = lambda name, *axes: load(name, tuple(as_int(a) for a in axes), DType.FLOAT32)
+
+    def at(name, *axes):
+        return load(name, tuple(as_int(a) for a in axes), DType.FLOAT32)
+
     mean = Stage("s", Reducer.SUM, (i,), at("x", i, n), DType.FLOAT32)
     body = (V(at("x", i, n)) - V(at("s", i)) / 64.0) * (V(at("x", j, n)) - V(at("s", j)) / 64.0)
     p = Problem(n, (mean, Stage("C", Reducer.SUM, (i, j), body.e, DType.FLOAT32)))
@@ -194,8 +197,8 @@ def test_names_and_axes():
             assert len(set(names)) == len(names)
             axes = {s.name: set(s.axes) for s in p.steps}
             for s in p.steps:
-                exprs = [s.value] if isinstance(s, Base) else [s.element, *([s.correction] if s.correction is not None else [])]
-                for e in exprs:
+                exprs = [s.value] if isinstance(s, Base) else [s.element, s.correction]
+                for e in (e for e in exprs if e is not None):
                     assert free_axes(e) - {d.problem.axis} <= axes[s.name]
                     for x in walk(e):
                         if isinstance(x, Ref):

@@ -1,4 +1,6 @@
-"""Every cascade of the list: verdict, treatments, reasons, and numbers in float32 at several tiles and segmentations."""
+"""Every cascade of the list: verdict, treatments, reasons, and numbers in float32 at several tiles and
+segmentations.
+"""
 
 from __future__ import annotations
 

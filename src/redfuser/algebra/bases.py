@@ -59,7 +59,9 @@ class NotAtBase(Exception):
 
 
 def at_base(s: State, e: Expr, table: dict[Term, Expr], exponents: dict[Term, Expr] | None = None) -> Expr:
-    """e with what depends on results alone replaced by bases; ``exponents`` are the ones that count under an exponential."""
+    """e with what depends on results alone replaced by bases; ``exponents`` are the ones that count under
+    an exponential.
+    """
     if exponents is not None and isinstance(e, Apply) and e.fn in (Fn.EXP, Fn.EXP2):
         return at_base(s, e, exponents)
     kind = s.reader.kind(e)

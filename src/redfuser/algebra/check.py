@@ -6,6 +6,7 @@ segmentations (empty segments too) are streamed and merged in a random tree; a l
 
 from __future__ import annotations
 
+import itertools
 import zlib
 from dataclasses import dataclass, replace
 
@@ -74,7 +75,7 @@ def _failed(s: Stage, detail: str) -> Refusal:
     )
 
 
-# -- data -------------------------------------------------------------------------------------------------------------------
+# -- data ------------------------------------------------------------------------------------------------------------
 def _grid(d: Derivation, rng: np.random.Generator) -> tuple[Grid, tuple[str, ...]]:
     p = d.problem
     names = {s.name for s in p.stages}
@@ -178,7 +179,7 @@ def _data(x: Load, g: Grid, regimes: tuple[str, ...], masked: list[Load], rng: n
     return out
 
 
-# -- definition against derivation --------------------------------------------------------------------------------------------
+# -- definition against derivation -----------------------------------------------------------------------------------
 @dataclass(slots=True)
 class Definition:
     """The results stage by stage; the size of what was summed; rows where one of the listed exceptions holds."""
@@ -221,7 +222,7 @@ def _run(d: Derivation, g: Grid, rng: np.random.Generator) -> State:
         loop = Loop(g, p, results, sizes)
         cuts = [0, *sorted(int(c) for c in rng.integers(0, g.length + 1, 4)), g.length]
         parts = []
-        for a, b in zip(cuts, cuts[1:], strict=False):
+        for a, b in itertools.pairwise(cuts):
             state = loop.start()
             middle = int(rng.integers(a, b + 1))
             state = loop.update(state, slice(a, middle))

@@ -179,7 +179,9 @@ def _place_signed_mean(s: State, stage: Stage, r: Term, m: Mean, weights: Term, 
 
 
 def related(s: State, r: Term, terms: poly.Terms) -> bool:
-    """True when the coordinate is taken over the elements that it shifts (the logarithm of a sum moves too little to matter)."""
+    """True when the coordinate is taken over the elements that it shifts (the logarithm of a sum moves too
+    little to matter).
+    """
     kind, r = kind_of(s, r), plain(s, r)
     if kind in ("logarithm", "parameter"):
         return True
@@ -192,7 +194,8 @@ def related(s: State, r: Term, terms: poly.Terms) -> bool:
 
 def _bounds(s: State, v: Term, a: Term) -> bool:
     key = s.reader.term(s.accumulators[v].element)
-    return a is key or a in key.args or s.facts.nonneg(s.t.sub(v, a)) or s.facts.nonneg(s.t.sub(a, v))
+    masked = key.op == "fn" and key.label == "where" and a in key.args
+    return a is key or masked or s.facts.nonneg(s.t.sub(v, a)) or s.facts.nonneg(s.t.sub(a, v))
 
 
 def is_length(s: State, divisor: Term) -> bool:

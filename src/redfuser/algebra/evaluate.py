@@ -1,6 +1,7 @@
-"""Float64 evaluation for the checker: expressions, reducers, and a derived loop over arbitrary segments. Shares nothing with
-the derivation. Arrays have one dimension per kept axis (after a leading one for the regimes) and the problem's axis last;
-a top-k list takes the last dimension's place.
+"""Evaluation for the checker: expressions, reducers, and a derived loop over arbitrary segments. Float64 as a rule.
+
+It shares nothing with the derivation. Arrays have one dimension for the regimes, one per kept axis, and the problem's
+axis last; a top-k list takes the last dimension's place.
 """
 
 from __future__ import annotations
@@ -84,7 +85,8 @@ def _sigmoid(a: Array) -> Array:
 
 
 _UNARY: dict[Fn, Callable[[Array], Array]] = {
-    Fn.NEG: np.negative, Fn.ABS: np.abs, Fn.SIGN: np.sign, Fn.EXP: np.exp, Fn.EXP2: np.exp2, Fn.EXPM1: np.expm1, Fn.LOG: np.log,
+    Fn.NEG: np.negative, Fn.ABS: np.abs, Fn.SIGN: np.sign, Fn.EXP: np.exp, Fn.EXP2: np.exp2, Fn.EXPM1: np.expm1,
+    Fn.LOG: np.log,
     Fn.LOG2: np.log2, Fn.LOG1P: np.log1p, Fn.SQRT: np.sqrt, Fn.SIN: np.sin, Fn.COS: np.cos, Fn.TANH: np.tanh,
     Fn.SIGMOID: _sigmoid, Fn.ERF: _erf, Fn.ISNAN: np.isnan,
 }  # fmt: skip
@@ -95,8 +97,10 @@ _ROUND: dict[Fn, Callable[[Array], Array]] = {
     Fn.TRUNC: np.trunc,
 }
 _BINARY: dict[Fn, Callable[[Array, Array], Array]] = {
-    Fn.ADD: np.add, Fn.SUB: np.subtract, Fn.MUL: np.multiply, Fn.DIV: np.divide, Fn.FLOORDIV: np.floor_divide, Fn.REMAINDER: np.mod,
-    Fn.POW: np.power, Fn.MAXIMUM: np.maximum, Fn.MINIMUM: np.minimum, Fn.LT: np.less, Fn.LE: np.less_equal, Fn.GT: np.greater,
+    Fn.ADD: np.add, Fn.SUB: np.subtract, Fn.MUL: np.multiply, Fn.DIV: np.divide, Fn.FLOORDIV: np.floor_divide,
+    Fn.REMAINDER: np.mod,
+    Fn.POW: np.power, Fn.MAXIMUM: np.maximum, Fn.MINIMUM: np.minimum, Fn.LT: np.less, Fn.LE: np.less_equal,
+    Fn.GT: np.greater,
     Fn.GE: np.greater_equal, Fn.EQ: np.equal, Fn.NE: np.not_equal,
 }  # fmt: skip
 _LOGIC: dict[Fn, Callable[[Array, Array], Array]] = {
@@ -198,7 +202,7 @@ class Evaluator:
         self.overflow.append(np.any(bad & fine, axis=-1, keepdims=True))
 
 
-# -- reducers ------------------------------------------------------------------------------------------------------------
+# -- reducers --------------------------------------------------------------------------------------------------------
 def identity(r: Reducer, k: int, dtype: DType, grid: Grid) -> Indexed:
     shape = (1,) * (grid.rank - 1) + (k if r is Reducer.TOPK else 1,)
     if r in (Reducer.ANY, Reducer.ALL):
@@ -255,7 +259,7 @@ def reduce(r: Reducer, parts: list[Indexed], k: int) -> Indexed:
     return _ranked(v, np.concatenate(at, -1), k if r is Reducer.TOPK else 1, r is not Reducer.ARGMIN)
 
 
-# -- the derived loop -----------------------------------------------------------------------------------------------------
+# -- the derived loop ------------------------------------------------------------------------------------------------
 State = dict[tuple[str, Part], Array]
 
 

@@ -48,7 +48,8 @@ def extreme(s: State, stage: Stage) -> None:
     if m.weak and reducer.has_index:
         raise Refused(
             RefusalKind.ORDER,
-            f"different elements give equal values of {s.separator.name(body)}, and ties must go to the lowest position",
+            f"different elements give equal values of {s.separator.name(body)}, and ties must go to the "
+            "lowest position",
             "order the elements before they are rounded or clamped",
         )
     s.notes[stage.name].treatments.add(Treatment.ORDER)
@@ -86,7 +87,9 @@ def _logic(s: State, stage: Stage) -> Ordered:
 
 
 def _nan_free(s: State, stage: Stage, key: Expr, chosen: Reducer) -> Expr:
-    """For any: a comparison with NaN is False, so a NaN key is the one that decides nothing. (all: NaN decides, as it should.)"""
+    """For any: a comparison with NaN is False, so a NaN key is the one that decides nothing. (all: NaN
+    decides, as it should.)
+    """
     if stage.reducer is not Reducer.ANY or not dtype_of(key).is_float:
         return key
     far = const(float("-inf") if chosen is Reducer.MAX else float("inf"), dtype_of(key))

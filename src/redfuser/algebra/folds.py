@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from redfuser.algebra import build, pieces
 from redfuser.algebra.bases import (
+    NotAtBase,
     accumulator_dtype,
     at_base,
     exponent_base,
@@ -26,7 +27,9 @@ from redfuser.index.refusals import RefusalKind
 
 
 def product(s: State, stage: Stage) -> Term:
-    """prod (scale * core) = scale^n * prod core: kept at the running scale, so that it overflows no earlier than the result."""
+    """prod (scale * core) = scale^n * prod core: kept at the running scale, so that it overflows no
+    earlier than the result.
+    """
     g = s.separator.single(s.separator.groups(stage.body))
     if g is None or g.notes or g.base is not s.t.one or g.alone is not None:
         raise Refused(
@@ -83,7 +86,14 @@ def logsumexp(s: State, stage: Stage) -> Term:
         table[r] = base
         shift = build.add(shift, build.mul(s.inner(k), build.sub(base, old(base))))
         fix = build.add(fix, build.mul(s.inner(k), build.sub(s.raw(r), base)))
-    element = at_base(s, stage.body, table)
+    try:
+        element = at_base(s, stage.body, table)
+    except NotAtBase as x:
+        raise Refused(
+            RefusalKind.NONLINEAR,
+            f"{s.separator.name(stage.body)} contains {x}, which no running base stands for",
+            "compute it before the loop",
+        ) from None
     state = ref(stage.name, dtype, old=True)
     role = "result at the running base"
     moved = build.add(state, shift)

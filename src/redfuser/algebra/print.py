@@ -41,6 +41,7 @@ def show_derivation(d: Derivation) -> str:
     if d.proof.verdict is not None:
         v = d.proof.verdict
         out.append(
-            f"checker: {'accepted' if v.accepted else 'rejected'} after {v.runs} runs, worst error {v.worst:.1e}. {v.detail}"
+            f"checker: {'accepted' if v.accepted else 'rejected'} after {v.runs} runs, worst error "
+            f"{v.worst:.1e}. {v.detail}"
         )
     return "\n".join(out)

@@ -291,8 +291,8 @@ class Reader:
         for minus, a in signed:
             if out is None:
                 out = go(a)
-            else:
-                out = build.sub(out, go(self.t.neg(a))) if minus else build.add(out, go(a))
+                continue
+            out = build.sub(out, go(self.t.neg(a))) if minus else build.add(out, go(a))
         assert out is not None
         return out
 

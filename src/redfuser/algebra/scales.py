@@ -50,7 +50,9 @@ class Exponential:
 
 
 class Scaled:
-    """A group with its scale in place. ``factor`` moves old state to a new base, ``fix`` the final state to the raw results."""
+    """A group with its scale in place. ``factor`` moves old state to a new base, ``fix`` the final state
+    to the raw results.
+    """
 
     def __init__(self, s: State, stage: Stage, g: Group, name: str) -> None:
         self.s, self.t, self.stage, self.note = s, s.t, stage, s.notes[stage.name]
@@ -89,8 +91,8 @@ class Scaled:
         for e, q in powers:
             r = s.reader.term(e)
             value = s.inner_expr(e)
-            bad = build.logic(Fn.OR, build.equal(value, s.zero(value)),
-                              build.equal(build.unary(Fn.ABS, value), const(float("inf"), build.join(dtype_of(value)))))  # fmt: skip
+            endless = build.equal(build.unary(Fn.ABS, value), const(float("inf"), build.join(dtype_of(value))))
+            bad = build.logic(Fn.OR, build.equal(value, s.zero(value)), endless)
             base = s.set_base(
                 self.stage, "pin", r, base_name(s, self.stage, r), build.where(bad, const(1, dtype_of(value)), value)
             )
@@ -100,7 +102,8 @@ class Scaled:
             last = build.div(s.raw(r), base) if q > 0 else build.div(base, s.raw(r))
             self._fix_times(build.power(last, abs(float(q))))
         self.note.treatments.add(Treatment.RESCALE)
-        s.rule(self.stage, "rescale", s.separator.name(self.core), "multiplied by the ratio of the scales when they move",
+        after = "multiplied by the ratio of the scales when they move"
+        s.rule(self.stage, "rescale", s.separator.name(self.core), after,
                "the base of a scale is 1 while the scale is 0 or infinite")  # fmt: skip
 
     def _result_subtrees(self, e: Expr) -> list[Expr]:
@@ -123,7 +126,8 @@ class Scaled:
                 return list(zip(subtrees, powers, strict=True))
         raise Refused(
             RefusalKind.ROUNDING,
-            f"the scale {self.s.separator.name(self.s.spelled(scale))} inside a rounding is not a product of values that can be followed",
+            f"the scale {self.s.separator.name(self.s.spelled(scale))} inside a rounding is not a product "
+            "of values that can be followed",
             "compute the scale as one value and multiply the element by it",
         )
 
@@ -133,7 +137,7 @@ class Scaled:
     def _fix_times(self, factor: Expr) -> None:
         self.fix = factor if self.fix is None else build.mul(self.fix, factor)
 
-    # -- exponents ------------------------------------------------------------------------------------------------------
+    # -- exponents ---------------------------------------------------------------------------------------------------
     def _bound_exponent(self) -> None:
         """An exponent that is not provably <= 0 gets a running maximum of its own as base."""
         s, t = self.s, self.t
@@ -177,7 +181,9 @@ class Scaled:
                f"the base is the running maximum of {s.separator.name(seen)}")  # fmt: skip
 
     def _guard_shift(self, left_out: Term) -> None:
-        """The scale exp(left_out) may cancel against another; where the shift in it is not finite it must still show."""
+        """The scale exp(left_out) may cancel against another; where the shift in it is not finite it must
+        still show.
+        """
         s = self.s
         fine: Expr | None = None
         for m in self.moving.addends:
@@ -189,7 +195,9 @@ class Scaled:
             self.poison = build.where(fine, const(1.0, self.dtype), build.exp(s.raw(left_out)))
 
     def _by_sign(self, x: Term, unit: Term) -> tuple[Expr, Term] | None:
-        """The exponent a*g with a parameter a of unknown sign, as a*(g - base): the base is the end that makes it largest."""
+        """The exponent a*g with a parameter a of unknown sign, as a*(g - base): the base is the end that
+        makes it largest.
+        """
         s, t = self.s, self.t
         fixed = [f for f in x.factors if not f.kind and f.op != "const" and f is not t.ln2]
         if not fixed or x.op != "mul":
@@ -248,7 +256,8 @@ class Scaled:
         if not self.bounded and not build.is_number(last, 0):
             self._fix_times(build.exp(last))
         self.note.treatments.add(Treatment.RESCALE)
-        s.rule(self.stage, "rescale", s.separator.name(self.core), f"{s.separator.name(build.exp(total))} when the base moves",
+        after = f"{s.separator.name(build.exp(total))} when the base moves"
+        s.rule(self.stage, "rescale", s.separator.name(self.core), after,
                "a state still at its identity is not corrected", "the exponent is at most 0")  # fmt: skip
 
 

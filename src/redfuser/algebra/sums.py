@@ -79,14 +79,15 @@ class GroupPlacer(Scaled):
         placed = [self._coordinate(c) for c in cs]
         if self.defer is not self.t.one:
             self.note.treatments.add(Treatment.DEFER)
-            self.s.rule(self.stage, "defer", self.s.separator.name(self.s.spelled(self.g.scale)),
-                        f"{self.s.separator.name(self.s.spelled(self.defer))} is applied when the result is read")  # fmt: skip
+            name, spelled = self.s.separator.name, self.s.spelled
+            after = f"{name(spelled(self.defer))} is applied when the result is read"
+            self.s.rule(self.stage, "defer", name(spelled(self.g.scale)), after)
         for n in self.g.notes:
             if n not in self.note.conditions:
                 self.note.conditions.append(n)
         return self.t.mul(self.defer, self._moments(cs, placed))
 
-    # -- coordinates and moments ------------------------------------------------------------------------------------------
+    # -- coordinates and moments -------------------------------------------------------------------------------------
     def _coordinate(self, c: Term) -> coordinates.Placed:
         s = self.s
         r = s.separator.coordinates[c]
@@ -104,7 +105,8 @@ class GroupPlacer(Scaled):
         elif not related:
             raise Refused(
                 RefusalKind.ILL_CONDITIONED,
-                f"elements are shifted by {coordinate_text(s, c)}, which is taken over other data and may be far from them on "
+                f"elements are shifted by {coordinate_text(s, c)}, which is taken over other data and may "
+                "be far from them on "
                 "a prefix",
                 "shift by a maximum, a minimum or a mean of the same elements",
             )

@@ -23,7 +23,9 @@ WEAKLY = frozenset({"round", "floor", "ceil", "trunc", "sign", "cast"})
 
 
 class Term:
-    """A node: ``op`` is one of const var add mul pow exp log abs max min fn; ``label`` names variables and functions."""
+    """A node: ``op`` is one of const var add mul pow exp log abs max min fn; ``label`` names variables and
+    functions.
+    """
 
     __slots__ = ("args", "id", "kind", "label", "op", "sign", "value")
 
