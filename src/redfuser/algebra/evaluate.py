@@ -139,7 +139,7 @@ class Evaluator:
             case Ref():
                 return (self.old if e.old else self.new)[(e.name, e.part)]
             case Load():
-                if (e.source, e.part) in self.results:
+                if (e.source, e.part) in self.results and e not in self.grid.data:
                     return self.results[(e.source, e.part)]
                 data = self.grid.data[e]
                 return data[..., self.span] if data.shape[-1] > 1 else data

@@ -171,7 +171,7 @@ class State:
 
     def key(self, stage: Stage, name: str, reducer: Reducer, key: Expr, role: str, k: Axis | None = None) -> Ref:
         """A running extreme key, shared by all who need the same one."""
-        dtype = dtype_of(key)
+        dtype = dtype_of(key).compute
         found = self.keys.get((reducer, key, k, dtype))
         if found is None:
             sign = self.reader.term(key).sign if dtype.is_float else ANY
