@@ -35,7 +35,7 @@ class Grid:
     data: dict[Load, Array]
     lax: bool  # roundings count as the identity
     real: type[np.float64] | type[np.float32] = np.float64  # what to compute in
-    rank: int = field(init=False)
+    rank: int = field(init=False, default=0)
 
     def __post_init__(self) -> None:
         self.rank = len(self.dims) + 2
