@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from redfuser.algebra import build
+from redfuser.algebra.groups import Refused
 from redfuser.algebra.nodes import Stage
 from redfuser.algebra.state import State
 from redfuser.algebra.terms import D, Term, X
@@ -19,6 +20,7 @@ from redfuser.index.expr import (
     rebuild,
 )
 from redfuser.index.print import show
+from redfuser.index.refusals import RefusalKind
 
 
 def accumulator_dtype(stage: Stage) -> DType:
@@ -54,8 +56,15 @@ def base_name(s: State, stage: Stage, r: Term) -> str:
     return f"{stage.name}_base"
 
 
-class NotAtBase(Exception):
-    """A result in a core that no base stands for."""
+class NotAtBase(Refused):
+    """A result in a core that no base stands for: the stage is refused."""
+
+    def __init__(self, what: str) -> None:
+        super().__init__(
+            RefusalKind.NONLINEAR,
+            f"{what} stands among the elements in a way that no running base can follow",
+            "compute it before the loop",
+        )
 
 
 def at_base(s: State, e: Expr, table: dict[Term, Expr], exponents: dict[Term, Expr] | None = None) -> Expr:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from redfuser.algebra import build, pieces
 from redfuser.algebra.bases import (
-    NotAtBase,
     accumulator_dtype,
     at_base,
     exponent_base,
@@ -86,14 +85,7 @@ def logsumexp(s: State, stage: Stage) -> Term:
         table[r] = base
         shift = build.add(shift, build.mul(s.inner(k), build.sub(base, old(base))))
         fix = build.add(fix, build.mul(s.inner(k), build.sub(s.raw(r), base)))
-    try:
-        element = at_base(s, stage.body, table)
-    except NotAtBase as x:
-        raise Refused(
-            RefusalKind.NONLINEAR,
-            f"{s.separator.name(stage.body)} contains {x}, which no running base stands for",
-            "compute it before the loop",
-        ) from None
+    element = at_base(s, stage.body, table)
     state = ref(stage.name, dtype, old=True)
     role = "result at the running base"
     moved = build.add(state, shift)

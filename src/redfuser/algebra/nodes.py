@@ -41,8 +41,8 @@ class Treatment(Name):
 class Stage:
     """name[axes] = reducer over the problem's axis of body.
 
-    In the body a Load of another stage's name is an earlier result; a Load whose index contains the problem's axis is an
-    element; every other Load is a parameter, fixed along the axis. ``k`` is the axis of a top-k result.
+    In the body a Load of another stage's name is an earlier result; a Load whose index contains the problem's axis is
+    an element; every other Load is a parameter, fixed along the axis. ``k`` is the axis of a top-k result.
     """
 
     name: str
@@ -120,7 +120,7 @@ class Rule:
 
 @dataclass(frozen=True, slots=True)
 class Verdict:
-    """What the checker found: how many rows, regimes and segmentations it ran, and the worst error relative to sum |F|."""
+    """What the checker found: how many regimes and segmentations it ran, and the worst error relative to sum |F|."""
 
     accepted: bool
     runs: int

@@ -7,7 +7,6 @@ from fractions import Fraction
 
 from redfuser.algebra import build, coordinates, poly
 from redfuser.algebra.bases import (
-    NotAtBase,
     accumulator_dtype,
     at_base,
     base_name,
@@ -131,14 +130,7 @@ class GroupPlacer(Scaled):
 
     def _moments(self, cs: list[Term], placed: list[coordinates.Placed]) -> Term:
         s, t = self.s, self.t
-        try:
-            element = at_base(s, self.core, self.table, self.exponents)
-        except NotAtBase as x:
-            raise Refused(
-                RefusalKind.NONLINEAR,
-                f"{s.separator.name(self.core)} contains {x}, which no running base stands for",
-                "compute it before the loop",
-            ) from None
+        element = at_base(s, self.core, self.table, self.exponents)
         degrees = [max((poly.degree(p, c) for p in self.g.terms.values()), default=0) for c in cs]
         order = sorted(itertools.product(*[range(d + 1) for d in degrees]), key=lambda a: (sum(a), a[::-1]))
         plan = [(a, *self._derived(a, cs, placed, element)) for a in order]
