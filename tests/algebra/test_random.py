@@ -15,12 +15,15 @@ from .dsl import NINF, Cascade, V, absv, exp, log, maxv, minv, rsqrt, sigmoid, s
 from .numerics import definition, grid, stream
 
 BINARY = (
-    lambda a, b: a + b, lambda a, b: a - b, lambda a, b: a * b, lambda a, b: a * b, lambda a, b: a - b, lambda a, b: a / (absv(b) + 0.5),
+    lambda a, b: a + b, lambda a, b: a - b, lambda a, b: a * b, lambda a, b: a * b, lambda a, b: a - b, lambda a,
+    b: a / (absv(b) + 0.5),
     maxv, minv,
 )  # fmt: skip
 UNARY = (
-    lambda a: a * 0.5, lambda a: -a, absv, lambda a: a**2.0, tanh, sigmoid, lambda a: exp(-absv(a)), exp, lambda a: log(absv(a) + 1.0),
-    lambda a: sqrt(absv(a) + 0.1), lambda a: rsqrt(a * a + 0.1), lambda a: 2.0 - a, lambda a: a.to(DType.BFLOAT16).to(DType.FLOAT32),
+    lambda a: a * 0.5, lambda a: -a, absv, lambda a: a**2.0, tanh, sigmoid, lambda a: exp(-absv(a)), exp,
+    lambda a: log(absv(a) + 1.0),
+    lambda a: sqrt(absv(a) + 0.1), lambda a: rsqrt(a * a + 0.1), lambda a: 2.0 - a,
+    lambda a: a.to(DType.BFLOAT16).to(DType.FLOAT32),
 )  # fmt: skip
 REDUCERS = ("sum", "sum", "sum", "max", "min", "logsumexp", "prod", "argmax")
 
@@ -50,8 +53,16 @@ def cascades(draw):
         elif kind == 1:
             body = draw(values([*elements, *results], 3))
         elif kind == 2:  # the shapes that cascades have
-            u = draw(st.sampled_from((x - d, x / (absv(d) + 0.5), exp(x - d), x * d, (x - d) * draw(st.sampled_from(elements)))))
-            body = draw(st.sampled_from((u, u * draw(st.sampled_from(elements)), u * u, absv(u), u * draw(st.sampled_from(results)))))
+            u = draw(
+                st.sampled_from(
+                    (x - d, x / (absv(d) + 0.5), exp(x - d), x * d, (x - d) * draw(st.sampled_from(elements)))
+                )
+            )
+            body = draw(
+                st.sampled_from(
+                    (u, u * draw(st.sampled_from(elements)), u * u, absv(u), u * draw(st.sampled_from(results)))
+                )
+            )
         else:
             body = where(keep, draw(values([*elements, *results], 2)), NINF if reducer in ("max", "argmax") else 0.0)
         if reducer == "prod":
@@ -88,7 +99,9 @@ rejected: list[str] = []
 @settings(max_examples=150, deadline=None, derandomize=True, suppress_health_check=list(HealthCheck))
 @given(cascades())
 def test_rejections_are_rare(problem):
-    """The deriver does not lean on the checker: random programs that overflow on purpose aside, it is right by itself."""
+    """The deriver does not lean on the checker: random programs that overflow on purpose aside, it is
+    right by itself.
+    """
     v = check(derive(problem))
     if not v.accepted and "nothing was compared" not in v.detail:
         rejected.append(v.detail)

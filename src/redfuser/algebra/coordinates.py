@@ -47,7 +47,7 @@ def conditioned(s: State, r: Term) -> bool:
 
 
 def kind_of(s: State, r: Term) -> str | None:
-    """"extremum", "logarithm", "mean", or None."""
+    """ "extremum", "logarithm", "mean", or None."""
     if not r.kind & D:
         return "parameter"
     r = plain(s, r)
@@ -145,7 +145,9 @@ def _place_mean(s: State, stage: Stage, r: Term, name: str) -> Placed:
         value = build.where(build.is_identity(n, 0), s.zero(top), build.div(top, weight))
         base = s.set_base(stage, "mean", m.top.state, name, value)
         exact = not any(f.op == "fn" for f in r.factors) and is_length(s, m.divisor)
-        return Placed(base, None if exact else build.sub(s.raw(r), base), "the mean of the prefix", m if exact else None)
+        return Placed(
+            base, None if exact else build.sub(s.raw(r), base), "the mean of the prefix", m if exact else None
+        )
     bottom = s.ref_of(m.bottom.state)
     weights = next(iter(m.bottom.terms))
     positive = weights.nonneg and m.bottom.terms[weights][()] > 0
@@ -177,7 +179,9 @@ def _place_signed_mean(s: State, stage: Stage, r: Term, m: Mean, weights: Term, 
 
 
 def related(s: State, r: Term, terms: poly.Terms) -> bool:
-    """True when the coordinate is taken over the elements that it shifts (the logarithm of a sum moves too little to matter)."""
+    """True when the coordinate is taken over the elements that it shifts (the logarithm of a sum moves too
+    little to matter).
+    """
     kind, r = kind_of(s, r), plain(s, r)
     if kind in ("logarithm", "parameter"):
         return True
@@ -190,7 +194,8 @@ def related(s: State, r: Term, terms: poly.Terms) -> bool:
 
 def _bounds(s: State, v: Term, a: Term) -> bool:
     key = s.reader.term(s.accumulators[v].element)
-    return a is key or a in key.args or s.facts.nonneg(s.t.sub(v, a)) or s.facts.nonneg(s.t.sub(a, v))
+    masked = key.op == "fn" and key.label == "where" and a in key.args
+    return a is key or masked or s.facts.nonneg(s.t.sub(v, a)) or s.facts.nonneg(s.t.sub(a, v))
 
 
 def is_length(s: State, divisor: Term) -> bool:
@@ -203,5 +208,3 @@ def is_length(s: State, divisor: Term) -> bool:
     if isinstance(e, Const):
         return False
     return divisor.op == "const" and s.problem.axis.size.value == divisor.value
-
-

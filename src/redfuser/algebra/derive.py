@@ -45,7 +45,9 @@ def derive(
         todo = left
     order = {s.name: i for i, s in enumerate(problem.stages)}
     reports.sort(key=lambda r: order[r.stage])
-    return Derivation(problem, tuple(passes), tuple(reports), tuple(refusals.values()), Proof(tuple(rules), tuple(conditions), None))
+    return Derivation(
+        problem, tuple(passes), tuple(reports), tuple(refusals.values()), Proof(tuple(rules), tuple(conditions), None)
+    )
 
 
 def _remember(state: State, done: list[Stage]) -> None:

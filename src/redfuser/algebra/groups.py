@@ -29,7 +29,7 @@ class Options:
 class Group:
     """scale * (core / base): ``base`` is the part of the scale that the core still contains.
 
-    ``pin`` is a factor of the scale that may be put back, with the core that contains it. ``notes`` are roundings passed.
+    ``pin`` is a factor of the scale that may be put back, with the core that contains it; ``notes`` are roundings.
     ``alone`` is set where the group is an earlier result by itself; it is the expression as written.
     """
 

@@ -53,7 +53,8 @@ class Ordered:
 def refused(s: Separator, e: Expr) -> Refused:
     return Refused(
         RefusalKind.ORDER,
-        f"the order of {s.name(e)} over the elements depends on an earlier result, so no running extreme element can stand for it",
+        f"the order of {s.name(e)} over the elements depends on an earlier result, so no running extreme "
+        "element can stand for it",
         "compare elements by a value that the earlier result only shifts or scales",
     )
 

@@ -1,4 +1,6 @@
-"""Separation of the functions that are not sums or products: exponentials, logarithms, piecewise functions, roundings."""
+"""Separation of the functions that are not sums or products: exponentials, logarithms, piecewise
+functions, roundings.
+"""
 
 from __future__ import annotations
 
@@ -76,7 +78,8 @@ def exponents(s: Separator, arg: Expr) -> tuple[list[Term], list[Term]]:
             elif whole.kind & D:
                 raise Refused(
                     RefusalKind.PRODUCT_IN_EXP,
-                    f"the exponent {s.name(arg)} multiplies an element by an earlier result; the old exponentials cannot "
+                    f"the exponent {s.name(arg)} multiplies an element by an earlier result; the old "
+                    "exponentials cannot "
                     "be corrected by one factor",
                     "scale by a value that is known before the loop",
                 )
@@ -134,7 +137,8 @@ def logarithm(s: Separator, e: Apply, strict: bool) -> list[Group]:
     if g is None or g.notes or not g.scale.nonneg or not s.free_term(g).nonneg:
         raise Refused(
             RefusalKind.NONLINEAR,
-            f"a logarithm is taken of {s.name(e.args[0])}, a sum (or a value of unknown sign) in which an element and an "
+            f"a logarithm is taken of {s.name(e.args[0])}, a sum (or a value of unknown sign) in which an "
+            "element and an "
             "earlier result meet",
             "take the logarithm of a product of positive values",
         )
@@ -263,7 +267,8 @@ def cast(s: Separator, e: Cast, strict: bool) -> list[Group]:
     if s.options.exact_casts and not free:
         raise Refused(
             RefusalKind.ROUNDING,
-            f"{s.name(e.arg)} is rounded to {e.dtype.value} after an earlier result was joined to it, and exact_casts asks "
+            f"{s.name(e.arg)} is rounded to {e.dtype.value} after an earlier result was joined to it, and "
+            "exact_casts asks "
             "that this rounding stay where it is",
             "drop exact_casts, or scale by powers of two",
         )
@@ -293,7 +298,8 @@ def integer_rounding(s: Separator, e: Apply | Cast, arg: Expr, name: str, strict
     if not s.options.fuse_rounding or s.options.exact_casts:
         raise Refused(
             RefusalKind.ROUNDING,
-            f"{s.name(arg)} is rounded to integers ({name}) after an earlier result was joined to it; moving that rounding "
+            f"{s.name(arg)} is rounded to integers ({name}) after an earlier result was joined to it; "
+            "moving that rounding "
             "changes results by up to one step",
             "pass fuse_rounding=True to allow it",
         )
@@ -323,7 +329,12 @@ def is_power_of_two(t: Arena, scale: Term) -> bool:
         elif f.op == "exp":
             k, r = t.split(f.args[0])
             rest = [x for x in r.factors if x is not t.ln2]
-            whole = k.denominator == 1 and len(rest) == 1 and rest[0].op == "fn" and rest[0].label in ("ceil", "floor", "round", "trunc")
+            whole = (
+                k.denominator == 1
+                and len(rest) == 1
+                and rest[0].op == "fn"
+                and rest[0].label in ("ceil", "floor", "round", "trunc")
+            )
             if t.ln2 not in r.factors or not whole:
                 return False
         else:

@@ -40,8 +40,10 @@ def narrows(source: DType, target: DType) -> bool:
     """True when a conversion between these can change a value."""
     if source is target or not source.is_float:
         return source is not target and not target.is_float and target.bytes < source.bytes
-    return not target.is_float or _PRECISION[target] < _PRECISION[source] or (
-        _PRECISION[target] == _PRECISION[source] and source is not target
+    return (
+        not target.is_float
+        or _PRECISION[target] < _PRECISION[source]
+        or (_PRECISION[target] == _PRECISION[source] and source is not target)
     )
 
 
@@ -188,7 +190,12 @@ class Reader:
         """The indicator that a factor is, and whether the condition is taken."""
         if f.op == "var" and f.label.startswith("if#"):
             return f, True
-        if f.op == "fn" and f.label == "number" and f.args[0].label == "not" and f.args[0].args[0].label.startswith("if#"):
+        if (
+            f.op == "fn"
+            and f.label == "number"
+            and f.args[0].label == "not"
+            and f.args[0].args[0].label.startswith("if#")
+        ):
             return f.args[0].args[0], False
         return None
 
@@ -284,8 +291,8 @@ class Reader:
         for minus, a in signed:
             if out is None:
                 out = go(a)
-            else:
-                out = build.sub(out, go(self.t.neg(a))) if minus else build.add(out, go(a))
+                continue
+            out = build.sub(out, go(self.t.neg(a))) if minus else build.add(out, go(a))
         assert out is not None
         return out
 

@@ -1,7 +1,8 @@
-"""Separation: the body of a sum as finitely many groups  scale(D) * core(x, c),  found by visiting its mixed spine only.
+"""Separation: the body of a sum as finitely many groups  scale(D) * core(x, c).
 
-Subtrees that depend on elements alone, or on earlier results alone, are opaque. A core is kept as an expression as the
-user wrote it, with the factors that moved into the scale left out; its polynomial in the coordinates c is kept beside it.
+Only the mixed spine of the body is visited: subtrees that depend on elements alone, or on earlier results alone, are
+opaque. A core is kept as an expression as the user wrote it, with the factors that moved into the scale left out; its
+polynomial in the coordinates c is kept beside it.
 """
 
 from __future__ import annotations
@@ -27,7 +28,12 @@ class Separator:
     """One per pass. ``conditioned`` says whether a result may serve as a shift (well conditioned on every prefix)."""
 
     def __init__(
-        self, reader: Reader, facts: Facts, options: Options, conditioned: Callable[[Term], bool], emit: Callable[[Term], Expr]
+        self,
+        reader: Reader,
+        facts: Facts,
+        options: Options,
+        conditioned: Callable[[Term], bool],
+        emit: Callable[[Term], Expr],
     ) -> None:
         self.r, self.t, self.facts, self.options = reader, reader.t, facts, options
         self.conditioned, self.emit = conditioned, emit
@@ -66,7 +72,8 @@ class Separator:
             assert isinstance(e, Load)
             raise Refused(
                 RefusalKind.UNSUPPORTED,
-                f"{self.name(e)} reads an earlier result at other indices than its own, or an element at a position that "
+                f"{self.name(e)} reads an earlier result at other indices than its own, or an element at a "
+                "position that "
                 "an earlier result decides",
                 "use the earlier result of the same row, or read the data in a separate step",
             )
@@ -126,7 +133,8 @@ class Separator:
             case _:
                 raise Refused(
                     RefusalKind.NONLINEAR,
-                    f"{e.fn.value} is taken of {self.name(a[0])}, which joins an element and an earlier result; what was "
+                    f"{e.fn.value} is taken of {self.name(a[0])}, which joins an element and an earlier "
+                    "result; what was "
                     "accumulated cannot be corrected when the result moves",
                     f"take {e.fn.value} of the element alone, or of the earlier result alone",
                 )
@@ -134,7 +142,8 @@ class Separator:
     def branch(self, e: Expr) -> Refused:
         return Refused(
             RefusalKind.DATA_BRANCH,
-            f"{self.name(e)} compares an element with an earlier result, so which elements count changes as the result moves",
+            f"{self.name(e)} compares an element with an earlier result, so which elements count changes as "
+            "the result moves",
             "compare with a value that is known before the loop",
         )
 
@@ -230,7 +239,8 @@ class Separator:
                     return None
                 raise Refused(
                     RefusalKind.ILL_CONDITIONED,
-                    f"elements are shifted by {self.name(shift.alone)}, whose running value need not lie among the data, so "
+                    f"elements are shifted by {self.name(shift.alone)}, whose running value need not lie "
+                    "among the data, so "
                     "correcting for it could cancel every digit",
                     "shift by a maximum, a minimum, a mean or a logarithm of a positive sum",
                 )
@@ -369,7 +379,8 @@ class Separator:
             if key in seen:
                 raise Refused(
                     RefusalKind.ILL_CONDITIONED,
-                    f"{self.name(g.core)} is scaled by {self.name(self.emit(g.scale))} and joined to another element before a power "
+                    f"{self.name(g.core)} is scaled by {self.name(self.emit(g.scale))} and joined to "
+                    "another element before a power "
                     "or product is taken; written out, the parts would cancel each other's digits",
                     "scale by a maximum, a mean or a value known before the loop",
                 )
@@ -397,7 +408,8 @@ class Separator:
                 return [Group(self.t.pow(g.scale, q), core, terms, self.t.pow(g.base, q))]
         raise Refused(
             RefusalKind.NONLINEAR,
-            f"a power or quotient is taken of {self.name(arg)}, which adds an element and an earlier result (or has no known "
+            f"a power or quotient is taken of {self.name(arg)}, which adds an element and an earlier result "
+            "(or has no known "
             "sign)",
             "divide by, or take the root of, a product of the two instead of a sum",
         )
@@ -412,7 +424,11 @@ class Separator:
             pin = None
             if e is not None and g.scale is not self.t.one and base is self.t.one:
                 pin = (scale, e)
-            core = build.binary(Fn.MUL, g.core, g.core) if n == 2 and e is not None and e.fn is Fn.MUL else build.power(g.core, n)
+            core = (
+                build.binary(Fn.MUL, g.core, g.core)
+                if n == 2 and e is not None and e.fn is Fn.MUL
+                else build.power(g.core, n)
+            )
             return [Group(scale, core, terms, base, pin=pin)]
         self._no_cancelling(groups)
         out = groups
