@@ -33,7 +33,7 @@ from redfuser.index.ints import Int
 
 @dataclass(frozen=True)
 class Binding:
-    """Where a call gives a symbolic size: ``scale * size + offset`` is a length of an input (or an int, without dim)."""
+    """Where a call gives a symbolic size: ``scale * size + offset`` is a length of an input, or an int (no dim)."""
 
     name: str
     argument: int
