@@ -38,6 +38,10 @@ def entropy(x: Tensor) -> Tensor:
     return -(p * p.log()).sum(-1)
 
 
+def divergence(x: Tensor, y: Tensor) -> Tensor:
+    return F.kl_div(y.log_softmax(-1), x.log_softmax(-1), log_target=True, reduction="none").sum(-1)
+
+
 def softmax_backward(s: Tensor, do: Tensor) -> Tensor:
     p = s.softmax(-1)
     return p * (do - (do * p).sum(-1, keepdim=True))
@@ -115,7 +119,7 @@ CASES: dict[str, tuple[Callable[..., Any], tuple[Tensor, ...]]] = {
     "negative log likelihood": (lambda x, t: F.nll_loss(F.log_softmax(x, -1), t, reduction="none"), (X, T)),
     "focal loss": (focal, (X, T)),
     "entropy": (entropy, (X,)),
-    "KL": (lambda x, y: F.kl_div(y.log_softmax(-1), x.log_softmax(-1), log_target=True, reduction="none").sum(-1), (X, S)),
+    "KL": (divergence, (X, S)),
     "Renyi": (lambda x: x.softmax(-1).pow(3).sum(-1).log() / -2, (X,)),
     "mean and variance under softmax": (moments_under_softmax, (S, X)),
     "softmax backward": (softmax_backward, (S, X)),

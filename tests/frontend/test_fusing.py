@@ -312,3 +312,25 @@ def test_a_result_copied_into_an_argument_stays_apart() -> None:
     torch.testing.assert_close([got, a], [want, b])
     got.zero_()
     assert a.any()
+
+
+def test_a_length_that_only_a_multiple_of_gives() -> None:
+    def f(x: Tensor) -> Tensor:
+        return x.view(3, -1, 4).softmax(1).sum(-1)
+
+    fuser = Fuser()
+    compiled = fuser.compile(f)
+    x = torch.randn(3, 20)
+    torch._dynamo.mark_dynamic(x, 1)
+    for n in (20, 8, 44):
+        y = x if n == 20 else torch.randn(3, n)
+        torch.testing.assert_close(compiled(y), f(y))
+
+
+def test_gathered_rows_are_computed_outside() -> None:
+    def f(table: Tensor, ids: Tensor) -> Tensor:
+        return table[ids].softmax(-1)
+
+    fuser = Fuser()
+    assert_same(fuser, f, (torch.randn(7, 5), torch.tensor([1, 6, 0])))
+    assert "aten.index.Tensor" not in {str(n.target) for n in fuser.cuts[0].nodes}

@@ -21,7 +21,8 @@ SMALL = {
 
 def llama() -> Any:
     config = transformers.LlamaConfig(**SMALL, num_key_value_heads=2, max_position_embeddings=64)
-    return transformers.LlamaForCausalLM(config).eval(), {"input_ids": torch.randint(0, 97, (2, 12)), "use_cache": False}
+    inputs = {"input_ids": torch.randint(0, 97, (2, 12)), "use_cache": False}
+    return transformers.LlamaForCausalLM(config).eval(), inputs
 
 
 def bert() -> Any:
