@@ -52,7 +52,7 @@ _TAIL = {torch.float32: (-18.0, -80.0), torch.float64: (-38.0, -690.0)}
 
 
 def _exp(a: Tensor, out: Tensor | None = None) -> Tensor:
-    """exp, fast on CPUs also where it underflows: the vector library behind ``torch.exp`` is 10 to 30 times slower there.
+    """exp, fast on CPUs also where it underflows: the vector library behind ``torch.exp`` is 10 times slower there.
 
     Masked scores are full of such elements. They go through the sigmoid, which has its own vector code.
     """
