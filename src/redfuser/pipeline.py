@@ -22,7 +22,7 @@ from redfuser.regions.find import Group, find
 from redfuser.regions.nodes import Region
 from redfuser.report.describe import describe
 from redfuser.runtime.plan import Plan
-from redfuser.settings import Options
+from redfuser.settings import Options, current
 
 
 @dataclass(frozen=True, slots=True)
@@ -85,6 +85,11 @@ def dynamo_backend(options: Options) -> Callable[[fx.GraphModule, list[Any]], Ca
         return [(frozenset(g.members), g.producers, factory) for g in find(lowered.program)]
 
     return make_backend(choose, rest=options.rest.value)
+
+
+def redfuser_backend(gm: fx.GraphModule, example_inputs: list[Any]) -> Callable[..., Any]:
+    """``torch.compile(fn, backend="redfuser")``, with the options in force where the graph is compiled."""
+    return dynamo_backend(current())(gm, example_inputs)
 
 
 def _unsupported(lowered: Lowered, group: Group, reason: str) -> Refusal:
