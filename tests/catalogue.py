@@ -69,7 +69,9 @@ def one(inputs: Callable[[], tuple[Tensor, ...]], last: str = "", **kw: Any) -> 
     return add
 
 
-def several(inputs: Callable[[], tuple[Tensor, ...]], kinds: str = "", passes: int = 2, **kw: Any) -> Callable[[Any], Any]:
+def several(
+    inputs: Callable[[], tuple[Tensor, ...]], kinds: str = "", passes: int = 2, **kw: Any
+) -> Callable[[Any], Any]:
     def add(fn: Callable[..., Any]) -> Callable[..., Any]:
         SEVERAL.append(Case(fn.__name__, fn, inputs, passes=passes, kinds=frozenset(kinds.split()), **kw))
         return fn

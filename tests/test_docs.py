@@ -25,7 +25,9 @@ def test_code_of_page_runs(path, monkeypatch, tmp_path):
 
 
 def test_page_of_options_is_current():
-    assert (ROOT / "docs" / "options.md").read_text() == page(), "run: python -m redfuser.report.options > docs/options.md"
+    assert (ROOT / "docs" / "options.md").read_text() == page(), (
+        "run: python -m redfuser.report.options > docs/options.md"
+    )
 
 
 def test_docstrings_of_the_api():

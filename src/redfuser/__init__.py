@@ -1,8 +1,8 @@
 """Proves that chains of dependent reductions in plain PyTorch functions fuse into one pass, and fuses them.
 
-    import redfuser
-    attention = redfuser.fuse(attention)          # called like the original
-    print(redfuser.explain(attention, q, k, v))   # the proof, the loop, what was refused
+import redfuser
+attention = redfuser.fuse(attention)          # called like the original
+print(redfuser.explain(attention, q, k, v))   # the proof, the loop, what was refused
 """
 
 from __future__ import annotations
@@ -21,9 +21,20 @@ __all__ = [*_LAZY, "errors", "__version__"]
 
 if TYPE_CHECKING:
     from redfuser import errors as errors
-    from redfuser.analysis import Analysis, Cascade, Reduction, Refusal, RefusalKind, Treatment
-    from redfuser.api import Explanation, Fused, analyze, assert_fused, explain, fuse
-    from redfuser.settings import Options, options
+    from redfuser.analysis import Analysis as Analysis
+    from redfuser.analysis import Cascade as Cascade
+    from redfuser.analysis import Reduction as Reduction
+    from redfuser.analysis import Refusal as Refusal
+    from redfuser.analysis import RefusalKind as RefusalKind
+    from redfuser.analysis import Treatment as Treatment
+    from redfuser.api import Explanation as Explanation
+    from redfuser.api import Fused as Fused
+    from redfuser.api import analyze as analyze
+    from redfuser.api import assert_fused as assert_fused
+    from redfuser.api import explain as explain
+    from redfuser.api import fuse as fuse
+    from redfuser.settings import Options as Options
+    from redfuser.settings import options as options
 
 
 def __getattr__(name: str) -> Any:

@@ -6,6 +6,7 @@ import copy
 import functools
 import inspect
 import types
+import warnings
 from collections.abc import Callable
 from typing import Any
 
@@ -27,15 +28,15 @@ class Fused:
     def __init__(self, fn: Callable[..., Any], options: Options) -> None:
         self.fn = fn
         self.options = options
-        self._compiled: Callable[..., Any] | None = None
+        self._compiled: _Compiled | None = None
         functools.update_wrapper(self, fn, updated=())
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
-        if torch.compiler.is_compiling() or not self.options.enabled:
+        if torch.compiler.is_compiling() or not self.options.enabled or _has_meta(args, kwargs):
             return self.fn(*args, **kwargs)
         if self._compiled is None:
-            self._compiled = _compile(self.fn, self.options)
-        return self._compiled(self.fn, args, kwargs)
+            self._compiled = _Compiled(self.fn, self.options)
+        return self._compiled(*args, **kwargs)
 
     def __get__(self, instance: object, owner: type | None = None) -> Any:
         return self if instance is None else types.MethodType(self, instance)
@@ -146,20 +147,60 @@ def assert_fused(fn: Callable[..., Any], *args: Any, passes: int = 1, **kwargs: 
     return analysis
 
 
+class _Compiled:
+    """One compilation of a function: Dynamo with our backend and a limit of its own."""
+
+    def __init__(self, fn: Callable[..., Any], options: Options) -> None:
+        from redfuser.pipeline import dynamo_backend
+
+        self.fn = fn
+        self.options = options
+        self.variants = 0
+        inner = dynamo_backend(options)
+
+        def backend(graph: Any, example_inputs: list[Any]) -> Any:
+            self.variants += 1
+            if self.variants == options.recompile_limit:
+                warnings.warn(
+                    f"redfuser: {_name(fn)} was compiled {self.variants} times, the limit; further variants run as they "
+                    "are written. Raise recompile_limit, or give the changing lengths one rank and dtype.",
+                    stacklevel=2,
+                )
+            return inner(graph, example_inputs)
+
+        compiler: Callable[..., Any] = torch.compile
+        if "recompile_limit" in inspect.signature(compiler).parameters:
+            self.run = compiler(fn, backend=backend, recompile_limit=options.recompile_limit)
+        else:  # before torch 2.13
+            self.run = self._limited(compiler(fn, backend=backend))
+
+    def _limited(self, run: Callable[..., Any]) -> Callable[..., Any]:
+        def call(*args: Any, **kwargs: Any) -> Any:
+            with torch._dynamo.config.patch(recompile_limit=self.options.recompile_limit):
+                return run(*args, **kwargs)
+
+        return call
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        try:
+            return self.run(*args, **kwargs)
+        except torch._dynamo.exc.TorchDynamoException as e:
+            if self.options.strict:
+                raise
+            failure = e
+        # Dynamo wraps errors in its own: the user's mistakes are raised by the function itself, outside the handler.
+        result = self.fn(*args, **kwargs)
+        warnings.warn(f"redfuser: {_name(self.fn)} runs as it is written: {_first_line(failure)}", stacklevel=2)
+        return result
+
+
+def _first_line(e: Exception) -> str:
+    return next((line.strip() for line in str(e).splitlines() if line.strip()), type(e).__name__)
+
+
 def _name(fn: Callable[..., Any]) -> str:
     return getattr(fn, "__qualname__", type(fn).__qualname__)
 
 
-def _compile(fn: Callable[..., Any], options: Options) -> Callable[..., Any]:
-    """The compiled call: ``run(fn, args, kwargs)``. The user's own mistakes are raised as eager PyTorch raises them."""
-    from redfuser.pipeline import dynamo_backend
-
-    limit: dict[str, Any] = {}
-    if "recompile_limit" in inspect.signature(torch.compile).parameters:
-        limit["recompile_limit"] = options.recompile_limit
-    compiled = torch.compile(fn, backend=dynamo_backend(options), **limit)
-
-    def run(fn: Callable[..., Any], args: Any, kwargs: Any) -> Any:
-        return compiled(*args, **kwargs)
-
-    return run
+def _has_meta(args: tuple[Any, ...], kwargs: dict[str, Any]) -> bool:
+    return any(isinstance(x, torch.Tensor) and x.is_meta for x in (*args, *kwargs.values()))

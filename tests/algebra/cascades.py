@@ -1,5 +1,8 @@
 """Cascades with verdicts derived by hand: how many passes, which treatments, what is refused and for what kind of reason."""
 
+# One line per step reads best here.
+# ruff: noqa: E501, E702
+
 from __future__ import annotations
 
 from collections.abc import Callable
@@ -70,7 +73,7 @@ def attention(c):
     m, Z = c.softmax(c.x()); c.sum("O", exp(c.x() - m) / Z * c.col())
 @case()
 def attention_divided_last(c):
-    m, Z = c.softmax(c.x()); c.sum("O", exp(c.x() - m) * c.col())
+    m, _ = c.softmax(c.x()); c.sum("O", exp(c.x() - m) * c.col())
 @case()
 def attention_scaled_masked_softcap_alibi(c):
     i, j = c.at(c.b), c.at(c.l)
@@ -315,6 +318,65 @@ def masked_variance(c):
 @case()
 def integer_counts(c):
     c.sum("n", (c.x() > 0.0).to(DType.INT64), dtype=DType.INT64); c.st("A", "any", c.x() > 1.0); c.st("B", "all", c.x() > -5.0)
+# -- one pass: other spellings -------------------------------------------------------------------------------------------------
+@case()
+def softmax_plus_one(c):
+    x = c.x(); m = maxv(c.max("m", x), 0.0); Z = c.sum("Z", exp(x - m)) + exp(-m); c.sum("O", exp(x - m) / Z * c.col())
+@case()
+def softmax_base_two_folded(c):
+    x = c.x(); m = c.max("m", x); e = exp2(x * 0.18 - m * 0.18); Z = c.sum("Z", e); c.sum("O", e * c.col() * (1.0 / Z))
+@case()
+def softmax_normalised_in_the_exponent(c):
+    x = c.x(); m, Z = c.softmax(x); c.sum("O", exp(x - m - log(Z)) * c.col())
+@case()
+def entropy_from_logits(c):
+    x = c.x(); m, Z = c.softmax(x); c.sum("H", exp(x - m) / Z * ((log(Z) + m) - x))
+@case()
+def cross_entropy_by_exponential(c):
+    m, Z = c.softmax(c.x()); c.sum("L", -(c.x("t") * log(exp(c.x() - m) / Z)))
+@case()
+def label_smoothing(c):
+    m, Z = c.softmax(c.x()); c.sum("L", (c.x("t") * 0.9 + 0.1 / c.n) * (log(Z) + (m - c.x())))
+@case()
+def standardised_gemm(c):
+    x = c.x(); mu = c.mean(x); v = c.sum("M2", (x - mu) * (x - mu)) / (c.n - 1.0); c.sum("O", (x - mu) / (sqrt(v) + 1e-5) * c.col())
+@case()
+def negated_shift(c):
+    x = c.x(); mu = c.mean(x); c.sum("M2", (mu + (-x)) ** 2.0)
+@case()
+def reciprocal_scale(c):
+    a = c.max("a", absv(c.x())); r = maxv(a, 1e-6) ** -1.0; c.sum("O", (c.x() * r) * (448.0 * c.col()))
+@case()
+def minmax_with_eps(c):
+    x = c.x(); lo, hi = c.min("lo", x), c.max("hi", x); c.sum("S", ((x - lo) / ((hi - lo) + 1e-6)) ** 2.0)
+@case()
+def purity(c):
+    x = c.x(); m, Z = c.softmax(x); p = exp(x - m) / Z; c.sum("G", p * p)
+@case()
+def masked_softmax_by_product(c):
+    x = c.x(); keep = c.load("keep", c.b, c.l, dtype=DType.BOOL); m = c.max("m", where(keep, x, NINF))
+    Z = c.sum("Z", where(keep, exp(x - m), 0.0)); c.sum("O", where(keep, exp(x - m) / Z, 0.0) * c.col())
+@case()
+def mean_over_integer_count(c):
+    keep = c.load("keep", c.b, c.l, dtype=DType.BOOL); n = c.sum("n", keep.to(DType.INT64), dtype=DType.INT64)
+    mu = c.sum("s", where(keep, c.x(), 0.0)) / n.to(DType.FLOAT32); c.sum("C", where(keep, (c.x() - mu) ** 3.0, 0.0))
+@case(treat={"a": {"order"}})
+def smallest_probability(c):
+    m, Z = c.softmax(c.x()); c.min("a", exp(c.x() - m) / Z); c.st("i", "argmin", (c.x() - m) / Z)
+@case()
+def half_precision_attention(c):
+    x = c.x(dtype=BF16); m, Z = c.softmax(x.to(DType.FLOAT32) * 0.125)
+    c.sum("O", (exp(x.to(DType.FLOAT32) * 0.125 - m) / Z).to(BF16) * c.col(dtype=BF16), dtype=BF16)
+@case(dtype=DType.FLOAT64)
+def double_precision_layer_norm(c):
+    x = c.x(); mu = c.mean(x); M2 = c.sum("M2", (x - mu) ** 2.0); c.sum("O", (x - mu) * rsqrt(M2 / c.n + 1e-5) * c.col())
+@case()
+def float16_layer_norm_gemm(c):
+    x = c.x(dtype=DType.FLOAT16); mu = c.mean(x.to(DType.FLOAT32)); y = x.to(DType.FLOAT32) - mu; M2 = c.sum("M2", y * y)
+    c.sum("O", (y * rsqrt(M2 / c.n + 1e-5)).to(DType.FLOAT16) * c.col(dtype=DType.FLOAT16))
+@case()
+def float16_rms_norm_gemm(c):
+    x = c.x(); q = c.sum("q", x * x); c.sum("O", (x * rsqrt(q / c.n + 1e-6)).to(DType.FLOAT16) * c.col(dtype=DType.FLOAT16))
 # -- several passes ----------------------------------------------------------------------------------------------------------
 @case(2, refuse={"Z": "product_in_exp"})
 def softmax_of_zscores(c):

@@ -1,5 +1,8 @@
 """A few lines to write cascades by hand: values with operators over index expressions, stages in order."""
 
+# One line per step reads best here.
+# ruff: noqa: E501
+
 from __future__ import annotations
 
 import math

@@ -50,7 +50,10 @@ def mutants(d: Derivation):
         for j, r in enumerate(p.reads):
             for v in _variants(r.value):
                 reads = (*p.reads[:j], replace(r, value=v), *p.reads[j + 1 :])
-                yield f"read of {r.stage}", replace(d, passes=(*d.passes[:i], replace(p, reads=reads), *d.passes[i + 1 :]))
+                yield (
+                    f"read of {r.stage}",
+                    replace(d, passes=(*d.passes[:i], replace(p, reads=reads), *d.passes[i + 1 :])),
+                )
 
 
 def _with_step(d: Derivation, i: int, j: int, step) -> Derivation:

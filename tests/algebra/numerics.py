@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import itertools
+
 import numpy as np
 
 from redfuser.algebra.evaluate import Evaluator, Grid, Loop, reduce
@@ -10,9 +12,20 @@ from redfuser.index.expr import Load, Part, free_axes, loads
 from redfuser.index.nodes import Reducer
 
 REGIMES = (
-    "normal", "offset", "big offset", "constant", "ascending", "descending", "zero prefix", "zeros", "wide", "step", "masked prefix",
-    "masked half", "all masked",
-)  # fmt: skip
+    "normal",
+    "offset",
+    "big offset",
+    "constant",
+    "ascending",
+    "descending",
+    "zero prefix",
+    "zeros",
+    "wide",
+    "step",
+    "masked prefix",
+    "masked half",
+    "all masked",
+)
 SHIFTED = ("x", "y", "z")  # the loads that get the adversarial values; weights, targets and columns stay ordinary
 ROWS = 3
 
@@ -22,7 +35,10 @@ def grid(problem, length, seed=0, lax=True):
     rng = np.random.default_rng(seed)
     names = {s.name for s in problem.stages}
     every = dict.fromkeys(x for s in problem.stages for x in loads(s.body) if x.source not in names)
-    axes = sorted({a for x in every for a in free_axes(x)} | {a for s in problem.stages for a in free_axes(s.body)}, key=lambda a: a.serial)
+    axes = sorted(
+        {a for x in every for a in free_axes(x)} | {a for s in problem.stages for a in free_axes(s.body)},
+        key=lambda a: a.serial,
+    )
     kept = [a for a in axes if a is not problem.axis]
     coords = {a: np.arange(min(a.size.value or ROWS, ROWS), dtype=np.float64) for a in kept}
     g = Grid(problem.axis, length, {a: i + 1 for i, a in enumerate(kept)}, coords, length, {}, lax)
@@ -48,10 +64,12 @@ def _data(g, x: Load, rng):
         for i, r in enumerate(REGIMES):
             z = v[i]
             v[i] = {
-                "offset": z + 1e4, "big offset": z + 3e5, "constant": np.full_like(z, 3.7), "ascending": np.sort(z * 50, -1),
+                "offset": z + 1e4, "big offset": z + 3e5, "constant": np.full_like(z, 3.7),
+                "ascending": np.sort(z * 50, -1),
                 "descending": -np.sort(-z * 50, -1), "zero prefix": z * half, "zeros": z * 0, "wide": z * 1e3,
                 "step": z * 1e-3 + np.where(half, 500.0, -500.0), "masked prefix": np.where(half, z, -np.inf),
-                "masked half": np.where(rng.random(z.shape) < 0.5, z * 20, -np.inf), "all masked": np.full_like(z, -np.inf),
+                "masked half": np.where(rng.random(z.shape) < 0.5, z * 20, -np.inf), "all masked": np.full_like(z,
+                -np.inf),
             }.get(r, z)  # fmt: skip
     return v.astype(np.float32).astype(np.float64)
 
@@ -95,7 +113,7 @@ def stream(d, g: Grid, tile: int, cuts=()):
         loop = Loop(g, p, results, sizes)
         parts = []
         edges = [0, *cuts, g.length]
-        for a, b in zip(edges, edges[1:], strict=False):
+        for a, b in itertools.pairwise(edges):
             state = loop.start()
             for i in range(a, b, tile):
                 state = loop.update(state, slice(i, min(i + tile, b)))
@@ -108,16 +126,25 @@ def stream(d, g: Grid, tile: int, cuts=()):
 
 
 def perturbed(problem, g: Grid, seed):
-    """The definition on data (or, for odd seeds, results) moved by one float32 rounding: how the problem amplifies errors."""
+    """The definition on data (or, for odd seeds, results) moved by one float32 rounding: how the problem
+    amplifies errors.
+    """
     rng = np.random.default_rng(seed)
     if seed % 2:
         return definition(problem, g, rng=rng)[0]
-    data = {x: v if v.dtype == np.bool_ or not x.dtype.is_float else v * (1 + 1.2e-7 * rng.choice([-1.0, 0.0, 1.0], v.shape)) for x, v in g.data.items()}
+    data = {
+        x: v
+        if v.dtype == np.bool_ or not x.dtype.is_float
+        else v * (1 + 1.2e-7 * rng.choice([-1.0, 0.0, 1.0], v.shape))
+        for x, v in g.data.items()
+    }
     return definition(problem, Grid(g.axis, g.length, g.dims, g.coordinates, g.symbol, data, g.lax))[0]
 
 
 def worst(got, want, eagers, moved, size):
-    """The largest error over its allowance, and where; non-finite where both references are finite counts as infinite."""
+    """The largest error over its allowance, and where; non-finite where both references are finite counts
+    as infinite.
+    """
     out, where = 0.0, ""
     for key, w in want.items():
         name, part = key

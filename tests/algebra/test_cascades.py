@@ -1,4 +1,6 @@
-"""Every cascade of the list: verdict, treatments, reasons, and numbers in float32 at several tiles and segmentations."""
+"""Every cascade of the list: verdict, treatments, reasons, and numbers in float32 at several tiles and
+segmentations.
+"""
 
 from __future__ import annotations
 
@@ -69,7 +71,9 @@ def test_order_results_are_exact(case):
             got = stream(d, g, tile, cuts)
             for key, w in want.items():
                 if key[0] in exact and (key[1].value == "index" or w.dtype == np.bool_):
-                    rows = slice(0, 5)  # ties of equal values under a scale are the definition's own roundings elsewhere
+                    rows = slice(
+                        0, 5
+                    )  # ties of equal values under a scale are the definition's own roundings elsewhere
                     a, b = np.broadcast_arrays(got[key], w)
                     assert (a[rows] == b[rows]).all()
 
@@ -79,9 +83,9 @@ def test_speed():
     spent = []
     for c in ALL:
         p = c.problem()
-        t = time.perf_counter()
+        t = time.process_time()
         derive_checked(p, **c.options)
-        spent.append(time.perf_counter() - t)
+        spent.append(time.process_time() - t)
     assert float(np.median(spent)) < 0.05
     assert max(spent) < 0.5
 

@@ -56,7 +56,15 @@ def test_accepted_mutants_are_equivalent():
 def test_dropped_corrections_are_caught():
     """Without its correction no accumulator of these survives."""
     for case in ALL:
-        if case.name in ("attention", "variance", "cross_entropy", "scaled_norm", "scaled_product", "kurtosis", "shifted_logsumexp"):
+        if case.name in (
+            "attention",
+            "variance",
+            "cross_entropy",
+            "scaled_norm",
+            "scaled_product",
+            "kurtosis",
+            "shifted_logsumexp",
+        ):
             d = derive(case.problem(), **case.options)
             dropped = [m for what, m in mutants(d) if what.startswith("correction") and _lost(d, m)]
             assert dropped
@@ -64,6 +72,12 @@ def test_dropped_corrections_are_caught():
 
 
 def _lost(d, m) -> bool:
-    pairs = [(a, b) for p, q in zip(d.passes, m.passes, strict=True) for a, b in zip(p.steps, q.steps, strict=True) if a != b]
+    pairs = [
+        (a, b) for p, q in zip(d.passes, m.passes, strict=True) for a, b in zip(p.steps, q.steps, strict=True) if a != b
+    ]
     main = {s.name for s in d.problem.stages}
-    return any(b.correction is None and a.correction is not None and a.name in main for a, b in pairs if hasattr(b, "correction"))
+    return any(
+        b.correction is None and a.correction is not None and a.name in main
+        for a, b in pairs
+        if hasattr(b, "correction")
+    )

@@ -270,3 +270,67 @@ def test_dropout_is_left_alone() -> None:
     out = leaves(fuser.compile(lambda x: layer(x, 0.5))(torch.randn(2, 5, 16)))
     assert out[0].shape == (2, 5, 16)
     assert any("dropout" in r.subject for r in fuser.graphs[0].refusals)
+
+
+@pytest.mark.parametrize("rest", ["eager", "inductor"])
+def test_results_that_share_memory(rest: Any) -> None:
+    def f(x: Tensor) -> tuple[Tensor, ...]:
+        p = x.softmax(-1)
+        return p, p, p.view(-1), x, x[1:], p * 2
+
+    x = torch.randn(4, 6)
+    got, want = Fuser(rest).compile(f)(x), f(x)
+    torch.testing.assert_close(got, want)
+    assert got[0] is got[1] or got[0].data_ptr() == got[1].data_ptr()
+    assert got[2].data_ptr() == got[0].data_ptr()
+    assert got[3] is x and got[4].data_ptr() == x[1:].data_ptr()
+
+
+@pytest.mark.parametrize("rest", ["eager", "inductor"])
+def test_a_result_that_views_a_mutated_argument(rest: Any) -> None:
+    def f(x: Tensor) -> tuple[Tensor, Tensor]:
+        x.add_(1)
+        return x.view(-1), x.softmax(-1)
+
+    a, b = torch.zeros(4, 6), torch.zeros(4, 6)
+    got, want = Fuser(rest).compile(f)(a), f(b)
+    torch.testing.assert_close(got, want)
+    torch.testing.assert_close(a, b)
+    got[0].zero_()
+    assert not a.any()
+
+
+def test_a_result_copied_into_an_argument_stays_apart() -> None:
+    def f(x: Tensor) -> Tensor:
+        y = x.softmax(-1)
+        x.copy_(y)
+        return y
+
+    a, b = torch.randn(4, 6), torch.zeros(4, 6)
+    b.copy_(a)
+    got, want = Fuser().compile(f)(a), f(b)
+    torch.testing.assert_close([got, a], [want, b])
+    got.zero_()
+    assert a.any()
+
+
+def test_a_length_that_only_a_multiple_of_gives() -> None:
+    def f(x: Tensor) -> Tensor:
+        return x.view(3, -1, 4).softmax(1).sum(-1)
+
+    fuser = Fuser()
+    compiled = fuser.compile(f)
+    x = torch.randn(3, 20)
+    torch._dynamo.mark_dynamic(x, 1)
+    for n in (20, 8, 44):
+        y = x if n == 20 else torch.randn(3, n)
+        torch.testing.assert_close(compiled(y), f(y))
+
+
+def test_gathered_rows_are_computed_outside() -> None:
+    def f(table: Tensor, ids: Tensor) -> Tensor:
+        return table[ids].softmax(-1)
+
+    fuser = Fuser()
+    assert_same(fuser, f, (torch.randn(7, 5), torch.tensor([1, 6, 0])))
+    assert "aten.index.Tensor" not in {str(n.target) for n in fuser.cuts[0].nodes}

@@ -14,7 +14,7 @@ from redfuser.algebra import build, poly
 from redfuser.algebra.facts import unguarded
 from redfuser.algebra.nodes import Stage
 from redfuser.algebra.reader import identity
-from redfuser.algebra.terms import D, Term, base_power
+from redfuser.algebra.terms import D, Term, X, base_power, variables
 from redfuser.index.expr import Cast, Const, DType, Expr, Fn, Position
 from redfuser.index.nodes import Reducer
 
@@ -47,7 +47,7 @@ def conditioned(s: State, r: Term) -> bool:
 
 
 def kind_of(s: State, r: Term) -> str | None:
-    """"extremum", "logarithm", "mean", or None."""
+    """ "extremum", "logarithm", "mean", or None."""
     if not r.kind & D:
         return "parameter"
     r = plain(s, r)
@@ -128,7 +128,8 @@ def place(s: State, stage: Stage, r: Term, name: str, raw_needed: bool) -> Place
     if test is not None:
         value = build.where(test, s.zero(value), value)
     base = s.set_base(stage, "exponent", r, name, value)
-    return Placed(base, None, "an extremum, which stays among the data")
+    offset = build.sub(s.raw(r), base) if raw_needed else None
+    return Placed(base, offset, "an extremum, which stays among the data")
 
 
 def _place_mean(s: State, stage: Stage, r: Term, name: str) -> Placed:
@@ -144,7 +145,9 @@ def _place_mean(s: State, stage: Stage, r: Term, name: str) -> Placed:
         value = build.where(build.is_identity(n, 0), s.zero(top), build.div(top, weight))
         base = s.set_base(stage, "mean", m.top.state, name, value)
         exact = not any(f.op == "fn" for f in r.factors) and is_length(s, m.divisor)
-        return Placed(base, None if exact else build.sub(s.raw(r), base), "the mean of the prefix", m if exact else None)
+        return Placed(
+            base, None if exact else build.sub(s.raw(r), base), "the mean of the prefix", m if exact else None
+        )
     bottom = s.ref_of(m.bottom.state)
     weights = next(iter(m.bottom.terms))
     positive = weights.nonneg and m.bottom.terms[weights][()] > 0
@@ -175,6 +178,26 @@ def _place_signed_mean(s: State, stage: Stage, r: Term, m: Mean, weights: Term, 
     return Placed(base, build.sub(s.raw(r), base), "the mean under the absolute weights")
 
 
+def related(s: State, r: Term, terms: poly.Terms) -> bool:
+    """True when the coordinate is taken over the elements that it shifts (the logarithm of a sum moves too
+    little to matter).
+    """
+    kind, r = kind_of(s, r), plain(s, r)
+    if kind in ("logarithm", "parameter"):
+        return True
+    atoms = {base_power(f)[0] for g in terms for f in g.factors if f.kind & X and not f.label.startswith("if#")}
+    m = mean_of(s, r)
+    if m is not None:
+        return any(base_power(f)[0] in atoms or f in atoms for g in m.top.terms for f in g.factors)
+    return any(_bounds(s, v, a) for v in variables(r) if v in s.accumulators for a in atoms)
+
+
+def _bounds(s: State, v: Term, a: Term) -> bool:
+    key = s.reader.term(s.accumulators[v].element)
+    masked = key.op == "fn" and key.label == "where" and a in key.args
+    return a is key or masked or s.facts.nonneg(s.t.sub(v, a)) or s.facts.nonneg(s.t.sub(a, v))
+
+
 def is_length(s: State, divisor: Term) -> bool:
     """True when the divisor is the length of the axis."""
     e = s.reader.exprs.get(divisor)
@@ -185,5 +208,3 @@ def is_length(s: State, divisor: Term) -> bool:
     if isinstance(e, Const):
         return False
     return divisor.op == "const" and s.problem.axis.size.value == divisor.value
-
-

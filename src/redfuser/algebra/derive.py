@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from redfuser.algebra import place as placing
+from redfuser.algebra.groups import Options, Refused
 from redfuser.algebra.nodes import Derivation, Pass, Problem, Proof, Rule, Stage, StageReport, Treatment
 from redfuser.algebra.reader import reads_of
-from redfuser.algebra.separate import Options, Refused
 from redfuser.algebra.state import Notes, State
 from redfuser.algebra.text import report
 from redfuser.index.expr import load, loads
@@ -45,7 +45,9 @@ def derive(
         todo = left
     order = {s.name: i for i, s in enumerate(problem.stages)}
     reports.sort(key=lambda r: order[r.stage])
-    return Derivation(problem, tuple(passes), tuple(reports), tuple(refusals.values()), Proof(tuple(rules), tuple(conditions), None))
+    return Derivation(
+        problem, tuple(passes), tuple(reports), tuple(refusals.values()), Proof(tuple(rules), tuple(conditions), None)
+    )
 
 
 def _remember(state: State, done: list[Stage]) -> None:

@@ -1,6 +1,7 @@
-"""Float64 evaluation for the checker: expressions, reducers, and a derived loop over arbitrary segments. Shares nothing with
-the derivation. Arrays have one dimension per kept axis (after a leading one for the regimes) and the problem's axis last;
-a top-k list takes the last dimension's place.
+"""Evaluation for the checker: expressions, reducers, and a derived loop over arbitrary segments. Float64 as a rule.
+
+It shares nothing with the derivation. Arrays have one dimension for the regimes, one per kept axis, and the problem's
+axis last; a top-k list takes the last dimension's place.
 """
 
 from __future__ import annotations
@@ -34,7 +35,7 @@ class Grid:
     data: dict[Load, Array]
     lax: bool  # roundings count as the identity
     real: type[np.float64] | type[np.float32] = np.float64  # what to compute in
-    rank: int = field(init=False)
+    rank: int = field(init=False, default=0)
 
     def __post_init__(self) -> None:
         self.rank = len(self.dims) + 2
@@ -84,17 +85,29 @@ def _sigmoid(a: Array) -> Array:
 
 
 _UNARY: dict[Fn, Callable[[Array], Array]] = {
-    Fn.NEG: np.negative, Fn.ABS: np.abs, Fn.SIGN: np.sign, Fn.EXP: np.exp, Fn.EXP2: np.exp2, Fn.EXPM1: np.expm1, Fn.LOG: np.log,
+    Fn.NEG: np.negative, Fn.ABS: np.abs, Fn.SIGN: np.sign, Fn.EXP: np.exp, Fn.EXP2: np.exp2, Fn.EXPM1: np.expm1,
+    Fn.LOG: np.log,
     Fn.LOG2: np.log2, Fn.LOG1P: np.log1p, Fn.SQRT: np.sqrt, Fn.SIN: np.sin, Fn.COS: np.cos, Fn.TANH: np.tanh,
     Fn.SIGMOID: _sigmoid, Fn.ERF: _erf, Fn.ISNAN: np.isnan,
 }  # fmt: skip
-_ROUND: dict[Fn, Callable[[Array], Array]] = {Fn.FLOOR: np.floor, Fn.CEIL: np.ceil, Fn.ROUND: np.round, Fn.TRUNC: np.trunc}
+_ROUND: dict[Fn, Callable[[Array], Array]] = {
+    Fn.FLOOR: np.floor,
+    Fn.CEIL: np.ceil,
+    Fn.ROUND: np.round,
+    Fn.TRUNC: np.trunc,
+}
 _BINARY: dict[Fn, Callable[[Array, Array], Array]] = {
-    Fn.ADD: np.add, Fn.SUB: np.subtract, Fn.MUL: np.multiply, Fn.DIV: np.divide, Fn.FLOORDIV: np.floor_divide, Fn.REMAINDER: np.mod,
-    Fn.POW: np.power, Fn.MAXIMUM: np.maximum, Fn.MINIMUM: np.minimum, Fn.LT: np.less, Fn.LE: np.less_equal, Fn.GT: np.greater,
+    Fn.ADD: np.add, Fn.SUB: np.subtract, Fn.MUL: np.multiply, Fn.DIV: np.divide, Fn.FLOORDIV: np.floor_divide,
+    Fn.REMAINDER: np.mod,
+    Fn.POW: np.power, Fn.MAXIMUM: np.maximum, Fn.MINIMUM: np.minimum, Fn.LT: np.less, Fn.LE: np.less_equal,
+    Fn.GT: np.greater,
     Fn.GE: np.greater_equal, Fn.EQ: np.equal, Fn.NE: np.not_equal,
 }  # fmt: skip
-_LOGIC: dict[Fn, Callable[[Array, Array], Array]] = {Fn.AND: np.logical_and, Fn.OR: np.logical_or, Fn.XOR: np.logical_xor}
+_LOGIC: dict[Fn, Callable[[Array, Array], Array]] = {
+    Fn.AND: np.logical_and,
+    Fn.OR: np.logical_or,
+    Fn.XOR: np.logical_xor,
+}
 
 
 @dataclass(slots=True)
@@ -118,13 +131,15 @@ class Evaluator:
     def _value(self, e: Expr) -> Array:
         match e:
             case Const():
-                return np.full((1,) * self.grid.rank, e.value, dtype=np.bool_ if e.dtype is DType.BOOL else self.grid.real)
+                return np.full(
+                    (1,) * self.grid.rank, e.value, dtype=np.bool_ if e.dtype is DType.BOOL else self.grid.real
+                )
             case Position():
                 return self.grid.integer(e.index, self.span).astype(self.grid.real)
             case Ref():
                 return (self.old if e.old else self.new)[(e.name, e.part)]
             case Load():
-                if (e.source, e.part) in self.results:
+                if (e.source, e.part) in self.results and e not in self.grid.data:
                     return self.results[(e.source, e.part)]
                 data = self.grid.data[e]
                 return data[..., self.span] if data.shape[-1] > 1 else data
@@ -167,7 +182,10 @@ class Evaluator:
         """Overflow of finite values, and a zero weight times a non-finite value: the two exceptions of the contract."""
         if e.fn not in (Fn.EXP, Fn.EXP2, Fn.EXPM1, Fn.MUL, Fn.ADD, Fn.SUB, Fn.POW, Fn.DIV) or out.dtype == np.bool_:
             return
-        if e.fn in (Fn.EXP, Fn.EXP2):  # every exponential of a row underflowed: an exponential without a max, from below
+        if e.fn in (
+            Fn.EXP,
+            Fn.EXP2,
+        ):  # every exponential of a row underflowed: an exponential without a max, from below
             lost = np.all(out == 0, axis=-1, keepdims=True) & np.any(np.isfinite(args[0]), axis=-1, keepdims=True)
             if lost.any() and self.overflow is not None:
                 self.overflow.append(lost)
@@ -184,7 +202,7 @@ class Evaluator:
         self.overflow.append(np.any(bad & fine, axis=-1, keepdims=True))
 
 
-# -- reducers ------------------------------------------------------------------------------------------------------------
+# -- reducers --------------------------------------------------------------------------------------------------------
 def identity(r: Reducer, k: int, dtype: DType, grid: Grid) -> Indexed:
     shape = (1,) * (grid.rank - 1) + (k if r is Reducer.TOPK else 1,)
     if r in (Reducer.ANY, Reducer.ALL):
@@ -241,7 +259,7 @@ def reduce(r: Reducer, parts: list[Indexed], k: int) -> Indexed:
     return _ranked(v, np.concatenate(at, -1), k if r is Reducer.TOPK else 1, r is not Reducer.ARGMIN)
 
 
-# -- the derived loop -----------------------------------------------------------------------------------------------------
+# -- the derived loop ------------------------------------------------------------------------------------------------
 State = dict[tuple[str, Part], Array]
 
 

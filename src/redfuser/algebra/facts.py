@@ -1,4 +1,6 @@
-"""Inequalities that hold because of what a result is: a maximum is at least each element, and what follows from that."""
+"""Inequalities that hold because of what a result is: a maximum is at least each element, and what follows
+from that.
+"""
 
 from __future__ import annotations
 
@@ -8,7 +10,9 @@ from redfuser.algebra.terms import Arena, Term, base_power
 
 
 def unguarded(t: Arena, x: Term) -> Term:
-    """``where(x is infinite, number, x)`` as x. At -inf every element is -inf, at +inf the written program overflows too."""
+    """``where(x is infinite, number, x)`` as x. At -inf every element is -inf, at +inf the written program
+    overflows too.
+    """
     if x.op == "fn" and x.label == "where" and not x.args[1].kind and _tests_infinity(t, x.args[0], x.args[2]):
         return unguarded(t, x.args[2])
     if x.op == "fn" and x.label == "where" and not x.args[2].kind and _tests_finite(t, x.args[0], x.args[1]):
@@ -35,11 +39,10 @@ def _tests_finite(t: Arena, c: Term, x: Term) -> bool:
 
 
 def _is_infinite(t: Arena, c: Term, x: Term) -> bool:
-    ends = (t.inf, t.ninf)
-    for a, b in ((c.args[0], c.args[1]), (c.args[1], c.args[0])):
-        if b in ends and (a is x or a is t.abs(x)):
-            return True
-    return False
+    a, b = c.args
+    if a in (t.inf, t.ninf):
+        a, b = b, a
+    return b in (t.inf, t.ninf) and (a is x or a is t.abs(x))
 
 
 class Facts:

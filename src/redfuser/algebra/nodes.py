@@ -120,7 +120,7 @@ class Rule:
 
 @dataclass(frozen=True, slots=True)
 class Verdict:
-    """What the checker found: how many runs it made, and the worst error relative to sum |F|."""
+    """What the checker found: how many regimes and segmentations it ran, and the worst error relative to sum |F|."""
 
     accepted: bool
     runs: int

@@ -6,8 +6,9 @@ from dataclasses import dataclass, replace
 from enum import Enum
 
 from redfuser.algebra import build, poly
-from redfuser.algebra.separate import Refused, Separator
-from redfuser.algebra.terms import D, X
+from redfuser.algebra.groups import Refused
+from redfuser.algebra.separate import Separator
+from redfuser.algebra.terms import D, X, contains
 from redfuser.index.expr import COMPARISONS, Apply, Cast, DType, Expr, Fn, Ref, const, dtype_of, ref, transform
 from redfuser.index.refusals import RefusalKind
 
@@ -52,7 +53,8 @@ class Ordered:
 def refused(s: Separator, e: Expr) -> Refused:
     return Refused(
         RefusalKind.ORDER,
-        f"the order of {s.name(e)} over the elements depends on an earlier result, so no running extreme element can stand for it",
+        f"the order of {s.name(e)} over the elements depends on an earlier result, so no running extreme "
+        "element can stand for it",
         "compare elements by a value that the earlier result only shifts or scales",
     )
 
@@ -187,7 +189,7 @@ def _canonical(s: Separator, e: Apply) -> Ordered:
         groups = s.groups(e, strict=False)
     except Refused as x:
         raise (x if x.kind is RefusalKind.UNSUPPORTED else refused(s, e)) from None
-    if len(groups) != 1 or groups[0].notes or s._gated(groups[0]):
+    if len(groups) != 1 or groups[0].notes or s.gated(groups[0]) or contains(groups[0].scale, "exp"):
         raise refused(s, e)
     g = groups[0]
     moving = [(k, p) for k, p in g.terms.items() if k.kind & X]

@@ -29,13 +29,19 @@ def show_derivation(d: Derivation) -> str:
         out.append(f"pass {i + 1} of {len(d.passes)} over {d.problem.axis.name}, for every tile:")
         out.append(show_pass(p))
     for s in d.reports:
-        out.append(f"{s.stage}: {', '.join(sorted(map(str, s.treatments)))}, pass {s.passed + 1}, state {', '.join(s.state)}")
+        out.append(
+            f"{s.stage}: {', '.join(sorted(map(str, s.treatments)))}, pass {s.passed + 1}, state {', '.join(s.state)}"
+        )
     out += [f"moved to a later pass: {r}" for r in d.refusals]
-    out += [f"proof {r.stage}: {r.rule}: {r.before}  =>  {r.after}" + "".join(f"\n    if {c}" for c in r.conditions) for r in d.proof.rules]
+    out += [
+        f"proof {r.stage}: {r.rule}: {r.before}  =>  {r.after}" + "".join(f"\n    if {c}" for c in r.conditions)
+        for r in d.proof.rules
+    ]
     out += [f"condition: {c}" for c in d.proof.conditions]
     if d.proof.verdict is not None:
         v = d.proof.verdict
-        out.append(f"checker: {'accepted' if v.accepted else 'rejected'} after {v.runs} runs, worst error {v.worst:.1e}. {v.detail}")
+        out.append(
+            f"checker: {'accepted' if v.accepted else 'rejected'} after {v.runs} runs, worst error "
+            f"{v.worst:.1e}. {v.detail}"
+        )
     return "\n".join(out)
-
-

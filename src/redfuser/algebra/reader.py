@@ -40,8 +40,10 @@ def narrows(source: DType, target: DType) -> bool:
     """True when a conversion between these can change a value."""
     if source is target or not source.is_float:
         return source is not target and not target.is_float and target.bytes < source.bytes
-    return not target.is_float or _PRECISION[target] < _PRECISION[source] or (
-        _PRECISION[target] == _PRECISION[source] and source is not target
+    return (
+        not target.is_float
+        or _PRECISION[target] < _PRECISION[source]
+        or (_PRECISION[target] == _PRECISION[source] and source is not target)
     )
 
 
@@ -167,9 +169,35 @@ class Reader:
             case Fn.MINIMUM if e.dtype is not DType.BOOL:
                 return t.extremum("min", *a)
             case Fn.WHERE:
-                return a[1] if a[1] is a[2] else t.fn("where", *a)
+                return self._where(e, a)
             case _:
                 return t.fn(e.fn.value, *a, sign=NONNEG if e.fn in COMPARISONS or e.dtype is DType.BOOL else None)
+
+    def indicator(self, c: Expr, taken: bool) -> Term:
+        """1 where the condition holds (or does not), 0 elsewhere: for reasoning only, never multiplied in code."""
+        mark = self.opaque(c, self.kind(c), NONNEG, "if")
+        return mark if taken else self.t.fn("number", self.t.fn("not", mark))
+
+    def _where(self, e: Apply, a: list[Term]) -> Term:
+        if a[1] is a[2]:
+            return a[1]
+        if not self.kind(e.args[0]) & D and self.t.zero in a[1:]:
+            taken = a[2] is self.t.zero
+            return self.t.mul(self.indicator(e.args[0], taken), a[1] if taken else a[2])
+        return self.t.fn("where", *a)
+
+    def _masks(self, f: Term) -> tuple[Term, bool] | None:
+        """The indicator that a factor is, and whether the condition is taken."""
+        if f.op == "var" and f.label.startswith("if#"):
+            return f, True
+        if (
+            f.op == "fn"
+            and f.label == "number"
+            and f.args[0].label == "not"
+            and f.args[0].args[0].label.startswith("if#")
+        ):
+            return f.args[0].args[0], False
+        return None
 
     def _power(self, b: Term, q: Term) -> Term:
         return self.t.exp(self.t.mul(q, self.t.log(b))) if b.nonneg else self.t.fn("pow", b, q)
@@ -211,7 +239,7 @@ class Reader:
         ``leaf`` rewrites loads of stages in spellings; ``var`` gives the expression of accumulators.
         """
         as_written = self.written.get(t) if t.args else None
-        if as_written is not None:
+        if as_written is not None and not self.kind(as_written) & ~t.kind:
             return transform(as_written, leaf)
         return self.structure(t, lambda x: self.emit(x, leaf, var), leaf, var)
 
@@ -263,14 +291,22 @@ class Reader:
         for minus, a in signed:
             if out is None:
                 out = go(a)
-            else:
-                out = build.sub(out, go(self.t.neg(a))) if minus else build.add(out, go(a))
+                continue
+            out = build.sub(out, go(self.t.neg(a))) if minus else build.add(out, go(a))
         assert out is not None
         return out
 
     def _emit_product(self, t: Term, go: Callable[[Term], Expr]) -> Expr:
         top: Expr | None = None
         bottom: Expr | None = None
+        masks = [m for m in map(self._masks, t.args) if m is not None]
+        if masks:
+            inner = go(self.t.mul(*[f for f in t.args if self._masks(f) is None]))
+            zero = const(0.0, build.join(DType.FLOAT32, dtype_of(inner)))
+            for mark, taken in masks:
+                c = self.exprs[mark]
+                inner = build.where(c, inner, zero) if taken else build.where(c, zero, inner)
+            return inner
         for a in t.args:
             if a.op == "pow" and a.value < 0 and a.value != Fraction(-1, 2):
                 f = go(self.t.pow(a.args[0], -a.value))

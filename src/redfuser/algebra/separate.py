@@ -1,67 +1,39 @@
-"""Separation: the body of a sum as finitely many groups  scale(D) * core(x, c),  found by visiting its mixed spine only.
+"""Separation: the body of a sum as finitely many groups  scale(D) * core(x, c).
 
-Subtrees that depend on elements alone, or on earlier results alone, are opaque. A core is kept as an expression as the
-user wrote it, with the factors that moved into the scale left out; its polynomial in the coordinates c is kept beside it.
+Only the mixed spine of the body is visited: subtrees that depend on elements alone, or on earlier results alone, are
+opaque. A core is kept as an expression as the user wrote it, with the factors that moved into the scale left out; its
+polynomial in the coordinates c is kept beside it.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from fractions import Fraction
 
-from redfuser.algebra import build, poly
+from redfuser.algebra import build, pieces, poly
 from redfuser.algebra.facts import Facts
+from redfuser.algebra.groups import Group, Options, Refused
 from redfuser.algebra.poly import UNIT, Terms
-from redfuser.algebra.reader import Reader, narrows
-from redfuser.algebra.terms import Arena, D, Term, X, base_power, contains, variables
-from redfuser.index.expr import COMPARISONS, Apply, Cast, Const, DType, Expr, Fn, Load, const, dtype_of
+from redfuser.algebra.reader import Reader
+from redfuser.algebra.terms import D, Term, X, base_power, variables
+from redfuser.index.expr import COMPARISONS, Apply, Cast, DType, Expr, Fn, Load, const
 from redfuser.index.print import show
 from redfuser.index.refusals import RefusalKind
 
-
-class Refused(Exception):
-    """Inside the derivation only: this stage cannot run in this pass."""
-
-    def __init__(self, kind: RefusalKind, reason: str, hint: str) -> None:
-        super().__init__(reason)
-        self.kind, self.reason, self.hint = kind, reason, hint
-
-
-@dataclass(frozen=True, slots=True)
-class Options:
-    exact_casts: bool = False
-    fuse_rounding: bool = False
-    apart: frozenset[str] = frozenset()  # stages that run as they are written
-
-
-@dataclass(frozen=True, slots=True)
-class Group:
-    """scale * (core / base): ``base`` is the part of the scale that the core still contains.
-
-    ``pin`` is a factor of the scale that may be put back, with the core that contains it. ``notes`` are roundings passed.
-    ``alone`` is set where the group is an earlier result by itself; it is the expression as written.
-    """
-
-    scale: Term
-    core: Expr
-    terms: Terms
-    base: Term
-    notes: tuple[str, ...] = ()
-    pin: tuple[Term, Expr] | None = None
-    alone: Expr | None = None
-    expanded: bool = False  # put together from parts of different scale: may be a power of a difference written out
-
-
 INTEGER_ROUNDERS = frozenset({Fn.ROUND, Fn.FLOOR, Fn.CEIL, Fn.TRUNC})
-WIDE = frozenset({DType.BFLOAT16, DType.FLOAT32, DType.FLOAT64})
 
 
 class Separator:
     """One per pass. ``conditioned`` says whether a result may serve as a shift (well conditioned on every prefix)."""
 
     def __init__(
-        self, reader: Reader, facts: Facts, options: Options, conditioned: Callable[[Term], bool], emit: Callable[[Term], Expr]
+        self,
+        reader: Reader,
+        facts: Facts,
+        options: Options,
+        conditioned: Callable[[Term], bool],
+        emit: Callable[[Term], Expr],
     ) -> None:
         self.r, self.t, self.facts, self.options = reader, reader.t, facts, options
         self.conditioned, self.emit = conditioned, emit
@@ -100,7 +72,8 @@ class Separator:
             assert isinstance(e, Load)
             raise Refused(
                 RefusalKind.UNSUPPORTED,
-                f"{self.name(e)} reads an earlier result at other indices than its own, or an element at a position that "
+                f"{self.name(e)} reads an earlier result at other indices than its own, or an element at a "
+                "position that "
                 "an earlier result decides",
                 "use the earlier result of the same row, or read the data in a separate step",
             )
@@ -110,7 +83,7 @@ class Separator:
         if not t.kind & X:
             return [self.result(t, e if not k & X else self.emit(t))]
         if isinstance(e, Cast):
-            return self._cast(e, strict)
+            return pieces.cast(self, e, strict)
         assert isinstance(e, Apply)
         return self._apply(e, strict)
 
@@ -118,57 +91,59 @@ class Separator:
         a = e.args
         match e.fn:
             case Fn.ADD | Fn.SUB:
-                return self._sum(e, self.groups(a[0], strict), self.groups(a[1], strict), strict)
+                return self.sum_of(e, self.groups(a[0], strict), self.groups(a[1], strict), strict)
             case Fn.NEG:
                 return [self.negated(g) for g in self.groups(a[0], strict)]
             case Fn.MUL if a[0] is a[1]:
-                return self._power(e, a[0], Fraction(2), strict)
+                return self.power_of(e, a[0], Fraction(2), strict)
             case Fn.MUL:
                 left, right = self.groups(a[0], strict), self.groups(a[1], strict)
                 if len(left) > 1 and len(right) > 1:
                     self._no_cancelling(left)
                     self._no_cancelling(right)
-                return self._product(left, right)
+                return self.product_of(left, right)
             case Fn.DIV if self.r.kind(a[1]) == X | D and self.r.term(a[1]).mixed:
-                return self._product(self.groups(a[0], strict), self._power(None, a[1], Fraction(-1), strict))
+                return self.product_of(self.groups(a[0], strict), self.power_of(None, a[1], Fraction(-1), strict))
             case Fn.DIV:
                 return self._quotient(self.groups(a[0], strict), a[1])
             case Fn.POW:
-                return self._general_power(e, strict)
+                return pieces.general_power(self, e, strict)
             case Fn.SQRT:
-                return self._power(e, a[0], Fraction(1, 2), strict)
+                return self.power_of(e, a[0], Fraction(1, 2), strict)
             case Fn.RSQRT:
-                return self._power(e, a[0], Fraction(-1, 2), strict)
+                return self.power_of(e, a[0], Fraction(-1, 2), strict)
             case Fn.EXP | Fn.EXP2:
-                return self._exp(e, strict)
+                return pieces.exponential(self, e, strict)
             case Fn.EXPM1:
                 one = const(1.0, DType.FLOAT32)
                 x = Apply(Fn.EXP, a, e.dtype)
                 return self.groups(Apply(Fn.SUB, (x, one), e.dtype), strict)
             case Fn.LOG | Fn.LOG2 | Fn.LOG1P:
-                return self._log(e, strict)
+                return pieces.logarithm(self, e, strict)
             case Fn.ABS:
-                return self._abs(e, strict)
+                return pieces.absolute(self, e, strict)
             case Fn.MAXIMUM | Fn.MINIMUM:
-                return self._extremum(e, strict)
+                return pieces.extremum(self, e, strict)
             case Fn.WHERE:
-                return self._where(e, strict)
+                return pieces.where(self, e, strict)
             case fn if fn in INTEGER_ROUNDERS:
-                return self._integer_rounding(e, a[0], e.fn.value, strict)
+                return pieces.integer_rounding(self, e, a[0], e.fn.value, strict)
             case fn if fn in COMPARISONS or fn is Fn.ISNAN or e.dtype is DType.BOOL:
-                raise self._branch(e)
+                raise self.branch(e)
             case _:
                 raise Refused(
                     RefusalKind.NONLINEAR,
-                    f"{e.fn.value} is taken of {self.name(a[0])}, which joins an element and an earlier result; what was "
+                    f"{e.fn.value} is taken of {self.name(a[0])}, which joins an element and an earlier "
+                    "result; what was "
                     "accumulated cannot be corrected when the result moves",
                     f"take {e.fn.value} of the element alone, or of the earlier result alone",
                 )
 
-    def _branch(self, e: Expr) -> Refused:
+    def branch(self, e: Expr) -> Refused:
         return Refused(
             RefusalKind.DATA_BRANCH,
-            f"{self.name(e)} compares an element with an earlier result, so which elements count changes as the result moves",
+            f"{self.name(e)} compares an element with an earlier result, so which elements count changes as "
+            "the result moves",
             "compare with a value that is known before the loop",
         )
 
@@ -179,7 +154,7 @@ class Separator:
         terms = {k: poly.scaled(p, Fraction(-1)) for k, p in g.terms.items()}
         return replace(g, core=build.neg(g.core), terms=terms, pin=None)
 
-    def _sum(self, e: Apply, left: list[Group], right: list[Group], strict: bool) -> list[Group]:
+    def sum_of(self, e: Apply, left: list[Group], right: list[Group], strict: bool) -> list[Group]:
         out = list(left)
         minus = e.fn is Fn.SUB
         for h in right:
@@ -202,17 +177,17 @@ class Separator:
             found = own
         return found
 
-    def _exp_factor(self, t: Term) -> Term:
+    def exp_factor(self, t: Term) -> Term:
         return next((f for f in t.factors if f.op == "exp"), self.t.one)
 
     def _join(self, g: Group, h: Group, minus: bool, strict: bool) -> Group | None:
         fn = build.sub if minus else build.add
-        if g.notes or h.notes or self._gated(g) or self._gated(h):
+        if g.notes or h.notes or self.gated(g) or self.gated(h):
             return None
         if g.alone is not None and h.alone is not None:
             joined = fn(g.alone, h.alone)
             return self.result(self.r.term(joined), joined)
-        same_exp = self._exp_factor(g.scale) is self._exp_factor(h.scale)
+        same_exp = self.exp_factor(g.scale) is self.exp_factor(h.scale)
         if g.alone is not None or h.alone is not None:
             shift, main = (g, h) if g.alone is not None else (h, g)
             if not same_exp or main.base is not self.t.one or self.exponent(main.terms) is not None:
@@ -264,7 +239,8 @@ class Separator:
                     return None
                 raise Refused(
                     RefusalKind.ILL_CONDITIONED,
-                    f"elements are shifted by {self.name(shift.alone)}, whose running value need not lie among the data, so "
+                    f"elements are shifted by {self.name(shift.alone)}, whose running value need not lie "
+                    "among the data, so "
                     "correcting for it could cancel every digit",
                     "shift by a maximum, a minimum, a mean or a logarithm of a positive sum",
                 )
@@ -317,10 +293,10 @@ class Separator:
         return c
 
     # -- products -------------------------------------------------------------------------------------------------
-    def _gated(self, g: Group) -> bool:
+    def gated(self, g: Group) -> bool:
         return any(f.op == "fn" and f.label == "gate" for f in g.scale.factors)
 
-    def _product(self, left: list[Group], right: list[Group]) -> list[Group]:
+    def product_of(self, left: list[Group], right: list[Group]) -> list[Group]:
         out = []
         for g in left:
             for h in right:
@@ -399,11 +375,12 @@ class Separator:
         """A power of a difference must not be written out: its parts would cancel."""
         seen: list[tuple[Term, Term, Term | None]] = []
         for g in groups:
-            key = (self._exp_factor(g.scale), g.base, self.exponent(g.terms))
+            key = (self.exp_factor(g.scale), g.base, self.exponent(g.terms))
             if key in seen:
                 raise Refused(
                     RefusalKind.ILL_CONDITIONED,
-                    f"{self.name(g.core)} is scaled by {self.name(self.emit(g.scale))} and joined to another element before a power "
+                    f"{self.name(g.core)} is scaled by {self.name(self.emit(g.scale))} and joined to "
+                    "another element before a power "
                     "or product is taken; written out, the parts would cancel each other's digits",
                     "scale by a maximum, a mean or a value known before the loop",
                 )
@@ -411,14 +388,14 @@ class Separator:
 
     def single(self, groups: list[Group]) -> Group | None:
         """The only group, when it is a plain product of an element and a scale."""
-        if len(groups) == 1 and not poly.coordinates(groups[0].terms) and not self._gated(groups[0]):
+        if len(groups) == 1 and not poly.coordinates(groups[0].terms) and not self.gated(groups[0]):
             return groups[0]
         return None
 
     def free_term(self, g: Group) -> Term:
         return self.t.add(*[self.t.scale(p[()], k) for k, p in g.terms.items()])
 
-    def _power(self, e: Apply | None, arg: Expr, q: Fraction, strict: bool) -> list[Group]:
+    def power_of(self, e: Apply | None, arg: Expr, q: Fraction, strict: bool) -> list[Group]:
         groups = self.groups(arg, strict)
         if q.denominator == 1 and q > 0:
             return self._integer_power(e, groups, int(q))
@@ -431,13 +408,14 @@ class Separator:
                 return [Group(self.t.pow(g.scale, q), core, terms, self.t.pow(g.base, q))]
         raise Refused(
             RefusalKind.NONLINEAR,
-            f"a power or quotient is taken of {self.name(arg)}, which adds an element and an earlier result (or has no known "
+            f"a power or quotient is taken of {self.name(arg)}, which adds an element and an earlier result "
+            "(or has no known "
             "sign)",
             "divide by, or take the root of, a product of the two instead of a sum",
         )
 
     def _integer_power(self, e: Apply | None, groups: list[Group], n: int) -> list[Group]:
-        if len(groups) == 1 and not groups[0].notes and not self._gated(groups[0]):
+        if len(groups) == 1 and not groups[0].notes and not self.gated(groups[0]):
             g = groups[0]
             terms: Terms = {self.t.one: UNIT}
             for _ in range(n):
@@ -446,307 +424,17 @@ class Separator:
             pin = None
             if e is not None and g.scale is not self.t.one and base is self.t.one:
                 pin = (scale, e)
-            core = build.binary(Fn.MUL, g.core, g.core) if n == 2 and e is not None and e.fn is Fn.MUL else build.power(g.core, n)
+            core = (
+                build.binary(Fn.MUL, g.core, g.core)
+                if n == 2 and e is not None and e.fn is Fn.MUL
+                else build.power(g.core, n)
+            )
             return [Group(scale, core, terms, base, pin=pin)]
         self._no_cancelling(groups)
         out = groups
         for _ in range(n - 1):
-            out = self._product(out, groups)
+            out = self.product_of(out, groups)
         return out
-
-    def _general_power(self, e: Apply, strict: bool) -> list[Group]:
-        b, q = e.args
-        power = self.r.term(q)
-        if power.op == "const":
-            return self._power(e, b, power.value, strict)
-        if not power.kind and self.r.kind(b) == X | D:
-            g = self.single(self.groups(b, strict))
-            if g is not None and not g.notes and g.scale.nonneg and self.free_term(g).nonneg:
-                terms = poly.collect(self.t, self._raised(self.free_term(g), power))
-                core: Expr = Apply(Fn.POW, (g.core, q), e.dtype)
-                if isinstance(g.core, Apply) and g.core.fn in (Fn.EXP, Fn.EXP2):
-                    core = Apply(g.core.fn, (build.mul(g.core.args[0], q),), e.dtype)
-                return [Group(self._raised(g.scale, power), core, terms, self._raised(g.base, power))]
-        raise Refused(
-            RefusalKind.NONLINEAR,
-            f"{self.name(e)} raises to a power in which an element and an earlier result meet",
-            "use a fixed exponent, or a positive base that is a product",
-        )
-
-    def _raised(self, x: Term, power: Term) -> Term:
-        return self.t.exp(self.t.mul(power, self.t.log(x)))
-
-    # -- exponentials and logarithms ----------------------------------------------------------------------------------
-    def _exp(self, e: Apply, strict: bool) -> list[Group]:
-        arg = e.args[0]
-        hoisted = self._hoist(e, strict)
-        if hoisted is not None:
-            return hoisted
-        unit = self.t.ln2 if e.fn is Fn.EXP2 else self.t.one
-        fixed, moving = self.exponents(arg)
-        core_term = self.t.exp(self.t.mul(unit, self.t.add(*fixed)))
-        scale = self.t.exp(self.t.add(*[self.t.mul(unit, m) for m in moving]))
-        kept = self.t.add(*[self.t.mul(unit, m) for m in moving if not is_logarithm(self.t, m)])
-        core = Apply(e.fn, (self.strip(arg, lambda m: is_logarithm(self.t, m)),), e.dtype)
-        return [Group(scale, core, {core_term: UNIT}, self.t.exp(kept) if kept is not self.t.zero else self.t.one)]
-
-    def exponents(self, arg: Expr) -> tuple[list[Term], list[Term]]:
-        """The exponent as element addends and result addends, or Refused."""
-        fixed, moving = list[Term](), list[Term]()
-        for g in self.groups(arg, strict=False):
-            if g.notes:
-                raise Refused(
-                    RefusalKind.ROUNDING,
-                    f"the exponent {self.name(arg)} is rounded after an earlier result was joined to it",
-                    "round the exponent before the earlier result is subtracted",
-                )
-            for x, p in g.terms.items():
-                whole = self.t.mul(g.scale, x, self.uncoordinated(p))
-                if g.alone is not None or (not x.kind & X):
-                    moving.extend(self.t.add(*[self.t.mul(g.scale, x, a) for a in self.uncoordinated(p).addends]).addends)
-                elif whole.kind & D:
-                    raise Refused(
-                        RefusalKind.PRODUCT_IN_EXP,
-                        f"the exponent {self.name(arg)} multiplies an element by an earlier result; the old exponentials cannot "
-                        "be corrected by one factor",
-                        "scale by a value that is known before the loop",
-                    )
-                else:
-                    fixed.append(whole)
-        return fixed, [m for m in self.t.add(*moving).addends if m is not self.t.zero]
 
     def uncoordinated(self, p: poly.Poly) -> Term:
         return self.t.substitute(poly.as_term(self.t, p), self.coordinates)
-
-    def strip(self, e: Expr, drop: Callable[[Term], bool]) -> Expr:
-        """e with the addends that depend on results alone and satisfy ``drop`` left out."""
-        if self.r.kind(e) == D:
-            t = self.r.term(e)
-            left = [a for a in t.addends if not drop(a)]
-            if len(left) == len(t.addends):
-                return e
-            return self.emit(self.t.add(*left)) if left else const(0.0, DType.FLOAT32)
-        if not self.r.kind(e) & D or not isinstance(e, Apply):
-            return e
-        a = e.args
-        match e.fn:
-            case Fn.ADD:
-                return build.add(self.strip(a[0], drop), self.strip(a[1], drop))
-            case Fn.SUB:
-                return build.sub(self.strip(a[0], drop), self.strip(a[1], drop))
-            case Fn.NEG:
-                return build.neg(self.strip(a[0], drop))
-            case Fn.MUL | Fn.DIV:
-                return Apply(e.fn, tuple(self.strip(x, drop) if self.r.kind(x) == X | D else x for x in a), e.dtype)
-            case _:
-                return e
-
-    def _hoist(self, e: Apply, strict: bool) -> list[Group] | None:
-        """f(where(c, a, b)) as where(c, f(a), f(b))."""
-        arg = e.args[0]
-        if not (isinstance(arg, Apply) and arg.fn is Fn.WHERE and self.r.kind(arg.args[0]) != X | D):
-            return None
-        c, a, b = arg.args
-        inner = tuple(self._of(e, x) for x in (a, b))
-        return self.groups(Apply(Fn.WHERE, (c, *inner), e.dtype), strict)
-
-    def _of(self, e: Apply, x: Expr) -> Expr:
-        if e.fn in (Fn.EXP, Fn.EXP2) and isinstance(x, Const) and x.value == float("-inf"):
-            return const(0.0, e.dtype)
-        return Apply(e.fn, (x,), e.dtype)
-
-    def _log(self, e: Apply, strict: bool) -> list[Group]:
-        hoisted = self._hoist(e, strict)
-        if hoisted is not None:
-            return hoisted
-        groups = self.groups(e.args[0], strict) if e.fn is not Fn.LOG1P else []
-        g = self.single(groups)
-        if g is None or g.notes or not g.scale.nonneg or not self.free_term(g).nonneg:
-            raise Refused(
-                RefusalKind.NONLINEAR,
-                f"a logarithm is taken of {self.name(e.args[0])}, a sum (or a value of unknown sign) in which an element and an "
-                "earlier result meet",
-                "take the logarithm of a product of positive values",
-            )
-        moved = self.t.log(g.scale)
-        if self.t.exp(moved) is not g.scale or g.base is not self.t.one:
-            t = self.r.term(e)
-            if all(a.kind != X | D for a in t.addends):  # log(exp(a)) and the like came out linear
-                return self.groups(self._linear(t), strict)
-        x = self.t.log(self.free_term(g)) if e.fn is Fn.LOG else self.t.div(self.t.log(self.free_term(g)), self.t.ln2)
-        if e.fn is Fn.LOG2:
-            moved = self.t.div(moved, self.t.ln2)
-        left = [self.element(Apply(e.fn, (g.core,), e.dtype), x)]
-        d = self.emit(moved)
-        right = [self.result(moved, d)]
-        return self._sum(Apply(Fn.ADD, (e, d), e.dtype), left, right, strict)
-
-    def _linear(self, t: Term) -> Expr:
-        """A sum of terms that are each of one kind, elements first, as an expression."""
-        ordered = sorted(t.addends, key=lambda a: (a.kind & D, self.t.split(a)[0] < 0))
-        out = self.emit(ordered[0])
-        for a in ordered[1:]:
-            k, _ = self.t.split(a)
-            out = build.sub(out, self.emit(self.t.neg(a))) if k < 0 else build.add(out, self.emit(a))
-        return out
-
-    # -- piecewise ----------------------------------------------------------------------------------------------------
-    def _abs(self, e: Apply, strict: bool) -> list[Group]:
-        arg, t = e.args[0], self.r.term(e.args[0])
-        if self.facts.nonneg(t):
-            return self.groups(arg, strict)
-        if self.facts.nonneg(self.t.neg(t)):
-            return [self.negated(g) for g in self.groups(arg, strict)]
-        g = self.single(self.groups(arg, strict=False))
-        if g is not None and not g.notes:
-            terms = poly.collect(self.t, self.t.abs(self.free_term(g)))
-            return [Group(self.t.abs(g.scale), Apply(Fn.ABS, (g.core,), e.dtype), terms, self.t.abs(g.base))]
-        raise self._branch(e)
-
-    def _extremum(self, e: Apply, strict: bool) -> list[Group]:
-        a, b = e.args
-        gap = self.t.sub(self.r.term(a), self.r.term(b))
-        if e.fn is Fn.MINIMUM:
-            gap = self.t.neg(gap)
-        if self.facts.nonneg(gap):
-            return self.groups(a, strict)
-        if self.facts.nonneg(self.t.neg(gap)):
-            return self.groups(b, strict)
-        g, h = self.single(self.groups(a, strict=False)), self.single(self.groups(b, strict=False))
-        if g and h and g.scale is h.scale and g.scale.nonneg and g.base is h.base and not g.notes and not h.notes:
-            op = "max" if e.fn is Fn.MAXIMUM else "min"
-            t = self.t.extremum(op, self.free_term(g), self.free_term(h))
-            return [Group(g.scale, Apply(e.fn, (g.core, h.core), e.dtype), poly.collect(self.t, t), g.base)]
-        raise self._branch(e)
-
-    def _where(self, e: Apply, strict: bool) -> list[Group]:
-        c, a, b = e.args
-        kind = self.r.kind(c)
-        if kind == X | D:
-            known = self._decided(c)
-            if known is None:
-                raise self._branch(c)
-            return self.groups(a if known else b, strict)
-        if kind == D:
-            return self._gate(c, a, strict) + self._gate(build.negate(c), b, strict)
-        out: list[Group] = []
-        for branch, taken in ((a, True), (b, False)):
-            if build.is_number(branch, 0):
-                continue
-            mark = self.r.opaque(c, X, (False, True, True), "if") if kind else self.r.opaque(c, 0, (False, True, True), "if")
-            ind = mark if taken else self.t.fn("number", self.t.fn("not", mark))
-            for g in self.groups(branch, strict):
-                out.append(self._masked(g, c, ind, taken, e.dtype))
-        return out
-
-    def _masked(self, g: Group, c: Expr, ind: Term, taken: bool, dtype: DType) -> Group:
-        zero = const(0.0, build.join(dtype, DType.FLOAT32))
-
-        def mask(x: Expr) -> Expr:
-            return build.where(c, x, zero) if taken else build.where(c, zero, x)
-
-        pin = None if g.pin is None else (g.pin[0], mask(g.pin[1]))
-        return replace(g, core=mask(g.core), terms=poly.scale_terms(self.t, g.terms, ind), pin=pin, alone=None)
-
-    def _gate(self, c: Expr, branch: Expr, strict: bool) -> list[Group]:
-        if build.is_number(branch, 0):
-            return []
-        gate = self.t.fn("gate", self.r.term(c), sign=(False, True, True))
-        if self.r.written.get(self.r.term(c)) is None and not isinstance(c, Load):
-            self.r.written[self.r.term(c)] = c
-        return [replace(g, scale=self.t.mul(gate, g.scale), pin=None, alone=None) for g in self.groups(branch, strict)]
-
-    def _decided(self, c: Expr) -> bool | None:
-        """The value of a comparison that the facts settle."""
-        if not isinstance(c, Apply) or c.fn not in COMPARISONS:
-            return None
-        gap = self.t.sub(self.r.term(c.args[0]), self.r.term(c.args[1]))
-        match c.fn:
-            case Fn.GE | Fn.LT if self.facts.nonneg(gap):
-                return c.fn is Fn.GE
-            case Fn.LE | Fn.GT if self.facts.nonneg(self.t.neg(gap)):
-                return c.fn is Fn.LE
-            case _:
-                return None
-
-    # -- roundings ----------------------------------------------------------------------------------------------------
-    def _cast(self, e: Cast, strict: bool) -> list[Group]:
-        source = dtype_of(e.arg)
-        if source is DType.BOOL:
-            raise self._branch(e.arg)
-        if not narrows(source, e.dtype):
-            return [
-                g if g.alone is not None or not g.notes else replace(g, core=build.cast(g.core, e.dtype))
-                for g in self.groups(e.arg, strict)
-            ]
-        if not e.dtype.is_float:
-            return self._integer_rounding(e, e.arg, e.dtype.value, strict)
-        groups = self.groups(e.arg, strict)
-        free = all(is_power_of_two(self.t, g.scale) for g in groups) and len(groups) == 1 and self.single(groups) is not None
-        if self.options.exact_casts and not free:
-            raise Refused(
-                RefusalKind.ROUNDING,
-                f"{self.name(e.arg)} is rounded to {e.dtype.value} after an earlier result was joined to it, and exact_casts asks "
-                "that this rounding stay where it is",
-                "drop exact_casts, or scale by powers of two",
-            )
-        note = f"rounding to {e.dtype.value} commutes with the scale up to one rounding"
-        if free:
-            note = f"rounding to {e.dtype.value} commutes exactly with a power of two, subnormals aside"
-        if len(groups) > 1:
-            return groups
-        g = groups[0]
-        if e.dtype in WIDE or self._bounded(g):
-            return [replace(g, core=Cast(g.core, e.dtype), notes=(*g.notes, note), pin=None)]
-        if poly.coordinates(g.terms) or self._gated(g):
-            return [g]
-        return [Group(g.scale, e, g.terms, g.scale, (*g.notes, note))]
-
-    def _bounded(self, g: Group) -> bool:
-        x = self.exponent(g.terms)
-        if x is None or len(g.terms) != 1 or not all(f.op == "exp" for f in next(iter(g.terms)).factors):
-            return False
-        inside = self._exp_factor(g.base)
-        moving = inside.args[0] if inside is not self.t.one else self.t.zero
-        return self.facts.nonneg(self.t.neg(self.t.add(x, moving)))
-
-    def _integer_rounding(self, e: Apply | Cast, arg: Expr, name: str, strict: bool) -> list[Group]:
-        if not self.options.fuse_rounding or self.options.exact_casts:
-            raise Refused(
-                RefusalKind.ROUNDING,
-                f"{self.name(arg)} is rounded to integers ({name}) after an earlier result was joined to it; moving that rounding "
-                "changes results by up to one step",
-                "pass fuse_rounding=True to allow it",
-            )
-        g = self.single(self.groups(arg, strict=False))
-        if g is None:
-            raise Refused(
-                RefusalKind.ROUNDING,
-                f"{self.name(arg)} is rounded to integers ({name}), and is a sum with an earlier result, not a multiple",
-                "round the scaled element and the scaled offset separately",
-            )
-        note = f"rounding to integers ({name}) stays inside the loop at the running scale: results may differ by one step"
-        if g.alone is not None or (any("rounding" in n for n in g.notes) and isinstance(e, Cast)):
-            return [replace(g, core=Cast(g.core, e.dtype) if isinstance(e, Cast) else Apply(e.fn, (g.core,), e.dtype))]
-        return [Group(g.scale, e, g.terms, g.scale, (*g.notes, note))]
-
-
-def is_logarithm(t: Arena, x: Term) -> bool:
-    return any(f.op == "log" for f in t.split(x)[1].factors)
-
-
-def is_power_of_two(t: Arena, scale: Term) -> bool:
-    for f in scale.factors:
-        if f.op == "const":
-            v = abs(f.value)
-            if v.numerator & (v.numerator - 1) or v.denominator & (v.denominator - 1):
-                return False
-        elif f.op == "exp":
-            k, r = t.split(f.args[0])
-            rest = [x for x in r.factors if x is not t.ln2]
-            whole = k.denominator == 1 and len(rest) == 1 and rest[0].op == "fn" and rest[0].label in ("ceil", "floor", "round", "trunc")
-            if t.ln2 not in r.factors or not whole:
-                return False
-        else:
-            return False
-    return not contains(scale, "gate")

@@ -7,10 +7,11 @@ from fractions import Fraction
 
 from redfuser.algebra import build, poly
 from redfuser.algebra.facts import Facts
+from redfuser.algebra.groups import Options
 from redfuser.algebra.nodes import Accumulator, Base, Problem, Read, Rule, Stage, Step, Treatment
 from redfuser.algebra.poly import Terms
 from redfuser.algebra.reader import Reader, identity
-from redfuser.algebra.separate import Options, Separator
+from redfuser.algebra.separate import Separator
 from redfuser.algebra.terms import ANY, NONNEG, Arena, D, Sign, Term, base_power, variables
 from redfuser.index.expr import (
     DType,
@@ -84,7 +85,9 @@ class State:
         self.bases: dict[tuple[str, Term], Ref] = {}
         self.keys: dict[Key, Ref] = {}
         self.fixes: dict[Term, Term] = {}  # accumulator -> the factor from its base to the raw result
-        self.raw_values: dict[Term, Expr] = {}  # accumulator -> its value at the raw results, where that is more than a factor
+        self.raw_values: dict[
+            Term, Expr
+        ] = {}  # accumulator -> its value at the raw results, where that is more than a factor
         self.inner_exprs: dict[tuple[str, Part], Expr] = {}
         self.raw_exprs: dict[tuple[str, Part], Expr] = {}
         self._shadow: dict[Term, Term] = {}
@@ -115,12 +118,20 @@ class State:
         for s in self.problem.stages:
             order.update(dict.fromkeys(s.axes))
         out = [a for a in order if a in found]
-        return tuple(out + sorted((a for a in found if a not in order and a is not self.problem.axis), key=lambda a: a.serial))
+        return tuple(
+            out + sorted((a for a in found if a not in order and a is not self.problem.axis), key=lambda a: a.serial)
+        )
 
     # -- building -----------------------------------------------------------------------------------------------------
     def snapshot(self) -> Mark:
         return Mark(
-            len(self.steps), len(self.reads), len(self.sums), len(self.facts.known), set(self.accumulators), set(self.bases), set(self.keys)
+            len(self.steps),
+            len(self.reads),
+            len(self.sums),
+            len(self.facts.known),
+            set(self.accumulators),
+            set(self.bases),
+            set(self.keys),
         )
 
     def restore(self, mark: Mark) -> None:
@@ -150,7 +161,9 @@ class State:
         found = self.bases.get((tag, t))
         if found is not None:
             return found
-        base = Base(self.unique(name), value, self.axes_of(value), build.join(dtype_of(value), DType.FLOAT32), stage.name)
+        base = Base(
+            self.unique(name), value, self.axes_of(value), build.join(dtype_of(value), DType.FLOAT32), stage.name
+        )
         self.steps.append(base)
         self.notes[stage.name].names.append(base.name)
         out = self.bases[(tag, t)] = ref(base.name, base.dtype)
@@ -158,7 +171,7 @@ class State:
 
     def key(self, stage: Stage, name: str, reducer: Reducer, key: Expr, role: str, k: Axis | None = None) -> Ref:
         """A running extreme key, shared by all who need the same one."""
-        dtype = dtype_of(key)
+        dtype = dtype_of(key).compute
         found = self.keys.get((reducer, key, k, dtype))
         if found is None:
             sign = self.reader.term(key).sign if dtype.is_float else ANY
@@ -178,7 +191,15 @@ class State:
         for s in self.sums:
             if s.key == (self.t.zero, one) and set(s.terms) == {one} and s.terms[one] == poly.UNIT:
                 return self.ref_of(s.state)
-        n = self.accumulate(stage, f"{stage.name}_n", Reducer.SUM, const(1, DType.INT64), DType.INT64, "count of elements", (False, True, True))
+        n = self.accumulate(
+            stage,
+            f"{stage.name}_n",
+            Reducer.SUM,
+            const(1, DType.INT64),
+            DType.INT64,
+            "count of elements",
+            (False, True, True),
+        )
         self.sums.append(Entry((self.t.zero, one), {one: poly.UNIT}, self.reader.term(n)))
         return n
 
@@ -212,7 +233,11 @@ class State:
         fix = self.fixes.get(v)
         if fix is None:
             return f
-        bare = self.reader.opaque(self.raw_values.get(v, self.ref_of(v)), D, NONNEG, "bare") if v in self.raw_values else None
+        bare = (
+            self.reader.opaque(self.raw_values.get(v, self.ref_of(v)), D, NONNEG, "bare")
+            if v in self.raw_values
+            else None
+        )
         if bare is None:
             bare = self._shadow.get(v)
             if bare is None:

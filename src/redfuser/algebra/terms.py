@@ -23,12 +23,24 @@ WEAKLY = frozenset({"round", "floor", "ceil", "trunc", "sign", "cast"})
 
 
 class Term:
-    """A node: ``op`` is one of const var add mul pow exp log abs max min fn; ``label`` names variables and functions."""
+    """A node: ``op`` is one of const var add mul pow exp log abs max min fn; ``label`` names variables and
+    functions.
+    """
 
     __slots__ = ("args", "id", "kind", "label", "op", "sign", "value")
 
-    def __init__(self, id: int, op: str, args: tuple[Term, ...], value: Fraction, label: str, kind: int, sign: Sign) -> None:
-        self.id, self.op, self.args, self.value, self.label, self.kind, self.sign = id, op, args, value, label, kind, sign
+    def __init__(
+        self, id: int, op: str, args: tuple[Term, ...], value: Fraction, label: str, kind: int, sign: Sign
+    ) -> None:
+        self.id, self.op, self.args, self.value, self.label, self.kind, self.sign = (
+            id,
+            op,
+            args,
+            value,
+            label,
+            kind,
+            sign,
+        )
 
     @property
     def nonneg(self) -> bool:

@@ -30,7 +30,11 @@ def merge_of(a: Accumulator) -> str:
 
 
 def _side(e: Expr, side: str) -> str:
-    return show(transform(e, lambda x: Ref(f"{x.name}.{side}", x.dtype, False, x.part) if isinstance(x, Ref) and x.old else None))
+    return show(
+        transform(
+            e, lambda x: Ref(f"{x.name}.{side}", x.dtype, False, x.part) if isinstance(x, Ref) and x.old else None
+        )
+    )
 
 
 def report(stage: Stage, done: Pass, notes: Notes, index: int) -> StageReport:

@@ -67,7 +67,11 @@ def _reference() -> Check:
 def _inductor() -> Check:
     compiler = next((c for c in (os.environ.get("CXX"), "g++", "clang++") if c and shutil.which(c)), None)
     if compiler is None:
-        return "inductor for the rest", None, "no C++ compiler: the rest runs eagerly. Install g++ or clang++, or set CXX."
+        return (
+            "inductor for the rest",
+            None,
+            "no C++ compiler: the rest runs eagerly. Install g++ or clang++, or set CXX.",
+        )
     return "inductor for the rest", True, f"C++ compiler {compiler}"
 
 

@@ -21,7 +21,8 @@ def _root() -> None:
 def explain(
     target: Annotated[str, typer.Argument(help="file.py:function")],
     arg: Annotated[
-        list[str] | None, typer.Option(help='an argument, as "q=bf16[1,8,L,64]"; a name in place of a size is any length')
+        list[str] | None,
+        typer.Option(help='an argument, as "q=bf16[1,8,L,64]"; a name in place of a size is any length'),
     ] = None,
     as_json: Annotated[bool, typer.Option("--json", help="print the same content as JSON")] = False,
 ) -> None:

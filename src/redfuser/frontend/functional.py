@@ -12,8 +12,14 @@ from torch._functorch.aot_autograd import aot_export_module
 from torch.amp import autocast_mode
 
 from redfuser.frontend.autocast import make_casts_explicit
+from redfuser.frontend.kinds import op_of
 
 aten = torch.ops.aten
+# views that share memory with what they are taken of
+_ALIASES = frozenset({
+    "view", "transpose", "permute", "t", "expand", "unsqueeze", "squeeze", "select", "slice", "detach", "alias",
+    "diagonal",
+})  # fmt: skip
 
 
 def _enter_autocast(device: str, dtype: torch.dtype | None, enabled: bool, cache: bool) -> torch.amp.autocast:
@@ -30,8 +36,8 @@ def functional(gm: fx.GraphModule, example_inputs: Sequence[object]) -> fx.Graph
     """A functional ATen graph that takes ``gm``'s inputs and gives its outputs, composite operations kept whole.
 
     Mutations of inputs are written back at the end with ``copy_``. Every node keeps the user's stack trace and, through
-    ``from_node``, the user's variable names. Casts of autocast are explicit; ``meta["autocast"]`` says whether there are
-    any, and then the graph has to run with autocast off. Nothing is computed on data.
+    ``from_node``, the user's variable names. Casts of autocast are explicit; ``meta["autocast"]`` says whether there
+    are any, and then the graph has to run with autocast off. Nothing is computed on data.
     """
     source = _with_applied_autocast(gm)
     exported, signature = aot_export_module(source, list(example_inputs), trace_joint=False, pre_dispatch=True)
@@ -43,8 +49,8 @@ def functional(gm: fx.GraphModule, example_inputs: Sequence[object]) -> fx.Graph
     owned = [*signature.parameters, *signature.buffers]
     for node, name in zip(placeholders, [*owned, *(o.name for o in originals)], strict=True):
         node.meta["user_name"] = name
-    _reapply_mutations(graph, signature)
     _expand_copies(graph)
+    _reapply_mutations(graph, signature)
     exported.meta["autocast"] = make_casts_explicit(graph)
     for node, name in zip(placeholders, owned, strict=False):
         _to_attribute(graph, node, name)
@@ -73,10 +79,30 @@ def _reapply_mutations(graph: fx.Graph, signature: Any) -> None:
     results = list(output.args[0])
     inputs = {n.name: n for n in graph.nodes if n.op == "placeholder"}
     owned = {b: p for p, b in signature.inputs_to_buffers.items()}
+    written: dict[fx.Node, fx.Node] = {}
     with graph.inserting_before(output):
         for value, target in zip(results, mutated.values(), strict=False):
-            graph.call_function(aten.copy_.default, (inputs[owned.get(target, target)], value))
-    output.args = (tuple(results[len(mutated) :]),)
+            place = inputs[owned.get(target, target)]
+            written[value] = graph.call_function(aten.copy_.default, (place, value))
+            written[value].meta = {"val": place.meta["val"]}
+        output.args = (tuple(_on_argument(graph, x, written) for x in results[len(mutated) :]),)
+
+
+def _on_argument(graph: fx.Graph, result: Any, written: dict[fx.Node, fx.Node]) -> Any:
+    """A result that views a mutated argument, as a view of the argument itself: both stay one memory."""
+    chain: list[fx.Node] = []
+    n = result
+    while isinstance(n, fx.Node) and n not in written and op_of(n) in _ALIASES:
+        chain.append(n)
+        n = n.args[0]
+    if n not in written:
+        return result
+    new = written[n]
+    for view in reversed(chain):
+        source, view_of = new, graph.node_copy(view, lambda x: x)
+        view_of.args = (source, *view.args[1:])
+        new = view_of
+    return new
 
 
 def _expand_copies(graph: fx.Graph) -> None:
@@ -93,6 +119,10 @@ def _expand_copies(graph: fx.Graph) -> None:
                 new.meta = {**n.meta, "val": value.to(like.dtype)}
             if value.shape != like.shape:
                 new = graph.call_function(aten.expand_as.default, (new, dst))
+                new.meta = dict(n.meta)
+            if new is src:
+                # what was copied and the copy are two values: only one of them is the argument's
+                new = graph.call_function(aten.alias.default, (src,))
                 new.meta = dict(n.meta)
         n.replace_all_uses_with(new)
         graph.erase_node(n)

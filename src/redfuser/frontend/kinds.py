@@ -17,6 +17,7 @@ VIEWS = frozenset({
 CASTS = frozenset({"_to_copy", "to", "type_as"})
 CONTRACTIONS = frozenset({"matmul", "mm", "bmm", "linear", "addmm", "baddbmm", "einsum", "mv", "dot", "linalg_matmul"})
 ATTENTION = frozenset({"scaled_dot_product_attention"})
+GATHERS = frozenset({"embedding", "gather", "index", "_unsafe_index", "index_select", "take_along_dim"})
 REDUCTIONS = CONTRACTIONS | ATTENTION | frozenset({
     "sum", "mean", "amax", "amin", "max", "min", "prod", "any", "all", "var", "std", "var_mean", "std_mean", "softmax",
     "_softmax", "log_softmax", "_log_softmax", "logsumexp", "layer_norm", "native_layer_norm", "rms_norm", "group_norm",

@@ -256,11 +256,14 @@ class Driver:
         if isinstance(target, torch._ops.OpOverload) and _op_name(target)[0] in ("item", "_local_scalar_dense"):
             source = self.env.get(node.args[0])  # type: ignore[arg-type]
             return cast(source(()), DType.FLOAT64) if isinstance(source, Value) else None
-        fn = _SCALAR.get(getattr(node.target, "__name__", "").strip("_").removeprefix("sym_"))
+        name = getattr(node.target, "__name__", "").strip("_").removeprefix("sym_")
+        fn = _SCALAR.get(name)
         try:
             args = tuple(_float(self._argument(a)) for a in node.args)
         except NotCovered:
             return None
+        if name == "float":
+            return args[0]
         return None if fn is None else apply(fn, args, DType.FLOAT64)
 
     # -- definitions ------------------------------------------------------------------------------------------------

@@ -7,7 +7,7 @@ unfused and is lowered again to the program that the kernel is built from.
 from __future__ import annotations
 
 import operator
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -16,6 +16,7 @@ import torch.fx as fx
 
 from redfuser.frontend.kinds import (
     CONTRACTIONS,
+    GATHERS,
     is_cast,
     is_scaling,
     is_size,
@@ -26,7 +27,19 @@ from redfuser.frontend.kinds import (
 )
 from redfuser.frontend.lower import Lowered, lower
 from redfuser.frontend.origins import name_of
+from redfuser.frontend.values import int_from_torch
 from redfuser.index.ints import Int
+
+
+@dataclass(frozen=True)
+class Binding:
+    """Where a call gives a symbolic size: ``scale * size + offset`` is a length of an input, or an int (no dim)."""
+
+    name: str
+    argument: int
+    dim: int | None
+    scale: int
+    offset: int
 
 
 @dataclass(frozen=True)
@@ -42,18 +55,20 @@ class Cut:
     outputs: tuple[fx.Node, ...]
     module: fx.GraphModule
     lowered: Lowered
+    bindings: tuple[Binding, ...]
 
     def sizes(self, inputs: Sequence[torch.Tensor], ints: Sequence[Any]) -> dict[str, Any]:
         """The program's symbolic sizes at a call, by name. Symbolic in, symbolic out."""
         out: dict[str, Any] = {}
-        for node, value in zip(self.inputs, inputs, strict=True):
-            for expected, got in zip(node.meta["val"].shape, value.shape, strict=True):
-                if (name := _symbol(expected)) is not None:
-                    out[name] = got
-        for node, n in zip(self.ints, ints, strict=True):
-            if (name := _symbol(node.meta["val"])) is not None:
-                out[name] = n
+        for b in self.bindings:
+            given = ints[b.argument] if b.dim is None else inputs[b.argument].shape[b.dim]
+            out[b.name] = given if b.scale == 1 and b.offset == 0 else (given - b.offset) // b.scale
         return out
+
+    def unfused(self, inputs: Sequence[torch.Tensor], sizes: Mapping[str, int]) -> list[torch.Tensor]:
+        """The outputs, computed as the user wrote them. Takes what a kernel takes."""
+        ints = [int_from_torch(n.meta["val"]) for n in self.ints]
+        return list(self.module(*inputs, *(n.evaluate({s: sizes[s.name] for s in n.sizes()}) for n in ints)))
 
     @property
     def shapes(self) -> tuple[tuple[Int, ...], ...]:
@@ -62,10 +77,17 @@ class Cut:
         return tuple(tuple(a.size for a in program[o.value].axes) for o in program.outputs)
 
 
-def _symbol(n: object) -> str | None:
-    if isinstance(n, torch.SymInt) and n.node.expr.is_Symbol:
-        return str(n.node.expr)
-    return None
+def _bindings(inputs: list[fx.Node], ints: list[fx.Node]) -> Iterator[Binding]:
+    """Every symbol that a length of an input gives, directly where possible."""
+    found: list[tuple[Any, int, int | None]] = [(n.meta["val"], k, None) for k, n in enumerate(ints)]
+    found += [(length, k, d) for k, n in enumerate(inputs) for d, length in enumerate(n.meta["val"].shape)]
+    for length, argument, dim in found:
+        if isinstance(length, torch.SymInt) and len(length.node.expr.free_symbols) == 1:
+            (symbol,) = length.node.expr.free_symbols
+            polynomial = length.node.expr.as_poly(symbol)
+            if polynomial is not None and polynomial.degree() == 1:
+                scale, offset = (int(c) for c in polynomial.all_coeffs())
+                yield Binding(str(symbol), argument, dim, scale, offset)
 
 
 def extract(lowered: Lowered, members: frozenset[str], producers: frozenset[str]) -> Cut | None:
@@ -158,6 +180,8 @@ class _Finder:
             return
         if n.target is operator.getitem and not is_view(n):
             return
+        if op_of(n) in GATHERS and not all(i in self.free for i in tensor_inputs(n) if i is not n.args[0]):
+            return  # indices read from data: better gathered once, outside
         owned = all(u in inside for u in n.users)
         if not (n in self.free or is_view(n) or owned):
             return
@@ -193,7 +217,16 @@ def _build(gm: fx.GraphModule, inside: set[fx.Node], copies: set[fx.Node]) -> Cu
     if len(inputs) + len(ints) != len(outer) or not inputs or not outputs:
         return None
     module = _module(gm, nodes, [*inputs, *ints], outputs)
-    return Cut(tuple(nodes), tuple(inputs), tuple(ints), tuple(outputs), module, lower(module))
+    lowered = lower(module)
+    best: dict[str, Binding] = {}
+    for b in sorted(_bindings(inputs, ints), key=lambda b: (b.scale != 1 or b.offset != 0)):
+        best.setdefault(b.name, b)
+    mentioned = {s.name for n in ints for s in int_from_torch(n.meta["val"]).sizes()}
+    needed = sorted({s.name for s in lowered.program.sizes} | mentioned)
+    if any(name not in best for name in needed):
+        return None
+    bindings = tuple(best[name] for name in needed)
+    return Cut(tuple(nodes), tuple(inputs), tuple(ints), tuple(outputs), module, lowered, bindings)
 
 
 def _module(

@@ -81,10 +81,12 @@ def _shapes_only(inputs: Sequence[torch.Tensor], sizes: Sequence[Any], handle: s
     cut = _entries[handle].cut
     bound = cut.sizes(inputs, sizes)
     program = cut.lowered.program
+    # a CPU scalar may stand among tensors of another device
+    device = max(inputs, key=lambda x: x.dim()).device
     out = []
     for o, shape in zip(program.outputs, cut.shapes, strict=True):
         lengths = [n.evaluate({s: bound[s.name] for s in n.sizes()}) for n in shape]
-        out.append(torch.empty(lengths, dtype=torch_dtype(program[o.value].dtype), device=inputs[0].device))
+        out.append(torch.empty(lengths, dtype=torch_dtype(program[o.value].dtype), device=device))
     return out
 
 

@@ -96,7 +96,11 @@ def apply(fn: Fn, args: tuple[Expr, ...], dtype: DType) -> Expr:
         condition, yes, no = args
         if isinstance(condition, Apply) and condition.fn is Fn.NOT:
             return apply(Fn.WHERE, (condition.args[0], no, yes), dtype)
-        folded = _fold_where(args)
+        opposite = _fold_not(condition)
+        if isinstance(yes, Const) and not isinstance(no, Const) and opposite is not None:
+            # one form for masks: what is kept where it is kept, and a constant elsewhere
+            return apply(Fn.WHERE, (opposite, no, yes), dtype)
+        folded = _fold_where(args, dtype)
     elif dtype in _WIDE:
         folded = _fold_int(fn, args)
     elif dtype in (DType.FLOAT32, DType.FLOAT64):
@@ -163,11 +167,17 @@ def _is(e: Expr, value: float) -> bool:
     return isinstance(e, Const) and e.value == value and not isinstance(e.value, bool)
 
 
-def _fold_where(args: tuple[Expr, ...]) -> Expr | None:
+def _fold_where(args: tuple[Expr, ...], dtype: DType) -> Expr | None:
     condition, yes, no = args
     if condition is TRUE or yes is no:
         return yes
-    return no if condition is FALSE else None
+    if condition is FALSE:
+        return no
+    if dtype is DType.BOOL and no is FALSE:
+        return apply(Fn.AND, (condition, yes), dtype)
+    if dtype is DType.BOOL and yes is TRUE:
+        return apply(Fn.OR, (condition, no), dtype)
+    return apply(Fn.NOT, (condition,), dtype) if yes is FALSE and no is TRUE else None
 
 
 def _fold_logic(fn: Fn, args: tuple[Expr, ...]) -> Expr | None:

@@ -13,7 +13,7 @@ from dataclasses import dataclass, field
 
 from redfuser.algebra.nodes import Problem, Stage
 from redfuser.index.expr import DType, Expr, Load, Part, loads, substitute
-from redfuser.index.ints import Axis, FloorDiv, Int, Mod, as_int, product
+from redfuser.index.ints import ZERO, Axis, FloorDiv, Int, Mod, as_int, product
 from redfuser.index.nodes import Map, Program, Reduce
 from redfuser.regions.find import Group
 from redfuser.regions.nodes import Region, Result
@@ -49,9 +49,9 @@ def build(program: Program, group: Group) -> Region | None:
     element_loads = {x for s in stages for x in loads(s.body)}
     results = []
     for o in program.outputs:
-        d = definitions.get(o.value)
-        if d is None:
+        if o.value not in definitions:
             return None
+        d = definitions[o.value]
         if isinstance(d, Reduce):
             if d.name not in known:
                 return None
@@ -135,7 +135,7 @@ def _solve(
     frame: _Frame,
 ) -> dict[Axis, Int] | None:
     """Frame expressions for ``axes`` that satisfy every equation; axes that no equation names become frame axes."""
-    solved: dict[Axis, Int] = {}
+    solved: dict[Axis, Int] = {a: ZERO for a in axes if a.size.value == 1}
     for i, target in equations:
         if i.axis is not None and i.axis in axes:
             solved.setdefault(i.axis, target)

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping, Sequence
+from typing import Union
+
 from redfuser.analysis import Analysis, Cascade, Reduction
 from redfuser.index.nodes import Where
 from redfuser.index.print import show_program
 from redfuser.index.refusals import Refusal
 
-Json = dict[str, "Json"] | list["Json"] | str | int | float | bool | None
+Json = Union[Mapping[str, "Json"], Sequence["Json"], str, int, float, bool, None]
 
 
 def to_dict(a: Analysis) -> dict[str, Json]:
@@ -37,7 +40,7 @@ def _cascade(c: Cascade) -> Json:
                     "rule": r.rule,
                     "before": r.before,
                     "after": r.after,
-                    "conditions": list(r.conditions),
+                    "conditions": [*r.conditions],
                 }
                 for r in c.proof.rules
             ],

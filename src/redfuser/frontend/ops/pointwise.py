@@ -218,8 +218,8 @@ def isinf(lo: Lowering, call: Call) -> Result:
     if not c.is_float:
         return filled(v.shape, const(call.op == "isfinite", DType.BOOL), DType.BOOL)
     fn = Fn.EQ if call.op == "isinf" else Fn.LT
-    f = lambda x: apply(fn, (apply(Fn.ABS, (x,), c), const(math.inf, c)), DType.BOOL)  # noqa: E731
-    return Value(v.shape, DType.BOOL, lambda ix: f(v(ix)))
+    limit = const(math.inf, c)
+    return Value(v.shape, DType.BOOL, lambda ix: apply(fn, (apply(Fn.ABS, (v(ix),), c), limit), DType.BOOL))
 
 
 @lowers("where.self", "where.ScalarOther", "where.ScalarSelf", "where.Scalar")

@@ -50,7 +50,7 @@ def _group(a: tuple[Int, ...], b: tuple[Int, ...]) -> list[tuple[list[int], list
     """Runs of dimensions of ``a`` and ``b`` with equal products, as short as they can be told apart."""
     everything = [(list(range(len(a))), list(range(len(b))))]
     if product(a) is not product(b):
-        return everything
+        return _by_guard(a, b)
     if any(n.value == 0 for n in (*a, *b)):
         return everything
     groups: list[tuple[list[int], list[int]]] = []
@@ -71,6 +71,17 @@ def _group(a: tuple[Int, ...], b: tuple[Int, ...]) -> list[tuple[list[int], list
                 pb, j = pb * b[j], j + 1
         groups.append((old, new))
     return groups
+
+
+def _by_guard(a: tuple[Int, ...], b: tuple[Int, ...]) -> list[tuple[list[int], list[int]]]:
+    """Sizes whose products agree only by what the caller checked: equal ends are told apart, the rest is one run."""
+    shortest = min(len(a), len(b))
+    head = next((n for n in range(shortest) if a[n] is not b[n] or a[n].value == 0), shortest)
+    rest = shortest - head
+    tail = next((n for n in range(rest) if a[-1 - n] is not b[-1 - n] or a[-1 - n].value == 0), rest)
+    same = [([n], [n]) for n in range(head)]
+    ends = [([len(a) - tail + n], [len(b) - tail + n]) for n in range(tail)]
+    return [*same, (list(range(head, len(a) - tail)), list(range(head, len(b) - tail))), *ends]
 
 
 @lowers("transpose", "swapaxes", "swapdims")
@@ -157,14 +168,13 @@ def wrapped(i: Int, n: Int) -> Int:
 def slice_(lo: Lowering, call: Call) -> Result:
     v = call.value("self")
     d = call.dim()
-    start = call.get("start")
-    begin = slice_start(start, v.shape[d], call.shape[d])
+    begin = slice_start(call.get("start"), v.shape[d], call.shape[d], call.get("end"))
     step = as_length(call.get("step", 1))
     return v.view(call.shape, lambda ix: (*ix[:d], ix[d] * step + begin, *ix[d + 1 :]))
 
 
-def slice_start(start: object, size: Int, length: Int) -> Int:
-    """Where a slice begins, as Python clips it; its resulting length tells when a number was out of range."""
+def slice_start(start: object, size: Int, length: Int, end: object = None) -> Int:
+    """Where a slice begins, as Python clips it; its resulting length tells whether a number was out of range."""
     if start is None or length.value == 0:
         return ZERO
     i = as_length(start)
@@ -173,6 +183,9 @@ def slice_start(start: object, size: Int, length: Int) -> Int:
         # a negative start before the beginning is clipped when it surely is
         if nonnegative(-begin):
             return ZERO
+        stop = end if isinstance(end, int) and end < 0 else 0
+        if isinstance(start, int) and length.value == stop - start:
+            return begin
         raise NotCovered("a slice that starts before a length that is not known")
     return begin
 

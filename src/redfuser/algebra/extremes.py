@@ -1,0 +1,143 @@
+"""Maxima, minima, top-k, any, all and positions: ORDER in place."""
+
+from __future__ import annotations
+
+from redfuser.algebra import build
+from redfuser.algebra.groups import Refused
+from redfuser.algebra.nodes import Read, Stage, Treatment
+from redfuser.algebra.order import Ordered, Shape, ordered, refused
+from redfuser.algebra.state import State
+from redfuser.algebra.terms import NONNEG, D
+from redfuser.index.expr import (
+    Apply,
+    DType,
+    Expr,
+    Fn,
+    Part,
+    Ref,
+    const,
+    dtype_of,
+    ref,
+    transform,
+)
+from redfuser.index.nodes import Reducer
+from redfuser.index.refusals import RefusalKind
+
+_OPPOSITE = {
+    Reducer.MAX: Reducer.MIN,
+    Reducer.MIN: Reducer.MAX,
+    Reducer.ARGMAX: Reducer.ARGMIN,
+    Reducer.ARGMIN: Reducer.ARGMAX,
+}
+_AS_ORDER = {Reducer.ANY: Reducer.MAX, Reducer.ALL: Reducer.MIN}
+
+
+def extreme(s: State, stage: Stage) -> None:
+    body, reducer = stage.body, stage.reducer
+    moving = bool(s.reader.kind(body) & D)
+    if reducer in _AS_ORDER and not moving:
+        body = body if dtype_of(body) is DType.BOOL else Apply(Fn.NE, (body, const(0, dtype_of(body))), DType.BOOL)
+        _read_keys(s, stage, s.key(stage, stage.name, reducer, body, "result"))
+        return
+    if not moving:
+        _read_keys(s, stage, s.key(stage, stage.name, reducer, body, "result", stage.k))
+        _learn(s, stage)
+        return
+    m = _logic(s, stage) if reducer in _AS_ORDER else ordered(s.separator, body)
+    largest = reducer in (Reducer.MAX, Reducer.ARGMAX, Reducer.TOPK, Reducer.ANY)
+    if m.weak and reducer.has_index:
+        raise Refused(
+            RefusalKind.ORDER,
+            f"different elements give equal values of {s.separator.name(body)}, and ties must go to the "
+            "lowest position",
+            "order the elements before they are rounded or clamped",
+        )
+    s.notes[stage.name].treatments.add(Treatment.ORDER)
+    s.rule(stage, "order", f"{reducer} of {s.separator.name(body)}", f"h({reducer} of {s.separator.name(m.key)})",
+           f"h is {m.shape.value} in the key")  # fmt: skip
+    order = _AS_ORDER.get(reducer, reducer)
+    if m.shape in (Shape.UP, Shape.DOWN):
+        if m.shape is Shape.DOWN and reducer is Reducer.TOPK:
+            raw = build.neg(m.key)
+            m = Ordered(raw, m.apply(build.neg(ref("?", dtype_of(raw)))), Shape.UP, m.weak)
+        chosen = order if m.shape is Shape.UP else _OPPOSITE[order]
+        key = _nan_free(s, stage, m.key, chosen)
+        _read_keys(s, stage, s.key(stage, stage.name, chosen, key, "extreme key", stage.k), m)
+    else:
+        if reducer.has_index or (m.shape is Shape.CONVEX and not largest) or (m.shape is Shape.CONCAVE and largest):
+            raise refused(s.separator, body)
+        high = s.key(stage, f"{stage.name}_hi", Reducer.MAX, _nan_free(s, stage, m.key, Reducer.MAX), "largest key")
+        low = s.key(stage, f"{stage.name}_lo", Reducer.MIN, _nan_free(s, stage, m.key, Reducer.MIN), "smallest key")
+        _read_both(s, stage, m, high, low, largest)
+    _learn(s, stage)
+
+
+def _logic(s: State, stage: Stage) -> Ordered:
+    body = stage.body
+    if isinstance(body, Apply) and body.fn is (Fn.AND if stage.reducer is Reducer.ANY else Fn.OR):
+        mask, inner = body.args if not s.reader.kind(body.args[0]) & D else (body.args[1], body.args[0])
+        if not s.reader.kind(mask) & D:
+            m = ordered(s.separator, inner)
+            if m.shape in (Shape.UP, Shape.DOWN) and dtype_of(m.key).is_float:
+                up = (m.shape is Shape.UP) == (stage.reducer is Reducer.ANY)
+                far = const(float("-inf") if up else float("inf"), dtype_of(m.key))
+                key = build.where(mask, m.key, far) if stage.reducer is Reducer.ANY else build.where(mask, far, m.key)
+                return Ordered(key, m.read, m.shape, True)
+    return ordered(s.separator, body)
+
+
+def _nan_free(s: State, stage: Stage, key: Expr, chosen: Reducer) -> Expr:
+    """For any: a comparison with NaN is False, so a NaN key is the one that decides nothing. (all: NaN
+    decides, as it should.)
+    """
+    if stage.reducer is not Reducer.ANY or not dtype_of(key).is_float:
+        return key
+    far = const(float("-inf") if chosen is Reducer.MAX else float("inf"), dtype_of(key))
+    return build.where(Apply(Fn.ISNAN, (key,), DType.BOOL), far, key)
+
+
+def _read_keys(s: State, stage: Stage, acc: Ref, m: Ordered | None = None) -> None:
+    key = (stage.name, Part.VALUE)
+    source = acc if m is None else m.apply(acc)
+    inner, raw = s.inner_expr(source), _raw_expr(s, source)
+    s.inner_exprs[key] = build.cast(inner, stage.dtype)
+    s.raw_exprs[key] = build.cast(raw, stage.dtype)
+    s.reader.values[key] = s.reader.term(source)
+    index: Expr | None = None
+    if stage.reducer.has_index:
+        index = ref(acc.name, DType.INT64, part=Part.INDEX)
+        at = (stage.name, Part.INDEX)
+        s.inner_exprs[at] = s.raw_exprs[at] = index
+        s.reader.values[at] = s.reader.opaque(index, D, NONNEG, f"{acc.name}.index")
+    s.reads.append(Read(stage.name, s.raw_exprs[key], index))
+
+
+def _read_both(s: State, stage: Stage, m: Ordered, high: Ref, low: Ref, largest: bool) -> None:
+    a, b = m.apply(high), m.apply(low)
+    if dtype_of(a) is DType.BOOL:
+        source = build.logic(Fn.OR if largest else Fn.AND, a, b)
+    else:
+        source = build.binary(Fn.MAXIMUM if largest else Fn.MINIMUM, a, b)
+    key = (stage.name, Part.VALUE)
+    s.inner_exprs[key] = build.cast(s.inner_expr(source), stage.dtype)
+    s.raw_exprs[key] = build.cast(_raw_expr(s, source), stage.dtype)
+    s.reader.values[key] = s.reader.term(source)
+    s.reads.append(Read(stage.name, s.raw_exprs[key], None))
+
+
+def _raw_expr(s: State, e: Expr) -> Expr:
+    return transform(e, s._raw_leaf)
+
+
+def _learn(s: State, stage: Stage) -> None:
+    """A maximum is at least each element."""
+    if stage.reducer not in (Reducer.MAX, Reducer.MIN, Reducer.ARGMAX, Reducer.ARGMIN, Reducer.LOGSUMEXP):
+        return
+    d, f = s.reader.values[(stage.name, Part.VALUE)], s.reader.term(stage.body)
+    if stage.reducer in (Reducer.MIN, Reducer.ARGMIN):
+        s.facts.learn(s.t.sub(f, d))
+        return
+    s.facts.learn(s.t.sub(d, f))
+    if f.op == "abs":
+        s.facts.learn(s.t.sub(d, f.args[0]))
+        s.facts.learn(s.t.add(d, f.args[0]))

@@ -1,0 +1,292 @@
+"""A sum in place: group by group, the core and its derivatives as accumulators, each with its correction."""
+
+from __future__ import annotations
+
+import itertools
+from fractions import Fraction
+
+from redfuser.algebra import build, coordinates, poly
+from redfuser.algebra.bases import (
+    accumulator_dtype,
+    at_base,
+    base_name,
+    coordinate_text,
+)
+from redfuser.algebra.groups import Group, Refused
+from redfuser.algebra.nodes import Stage, Treatment
+from redfuser.algebra.poly import Terms
+from redfuser.algebra.scales import Scaled
+from redfuser.algebra.state import Entry, State, factorial_of, low_precision, old
+from redfuser.algebra.terms import ANY, NONNEG, D, Sign, Term
+from redfuser.index.expr import (
+    DType,
+    Expr,
+    Ref,
+    const,
+    ref,
+    transform,
+)
+from redfuser.index.nodes import Reducer
+from redfuser.index.refusals import RefusalKind
+
+Index = tuple[int, ...]
+
+
+class SumPlacer:
+    """A sum: its groups one by one."""
+
+    def __init__(self, s: State, stage: Stage) -> None:
+        self.s, self.stage, self.t = s, stage, s.t
+        self.dtype = accumulator_dtype(stage)
+        self.note = s.notes[stage.name]
+
+    def place(self) -> Term:
+        s, stage = self.s, self.stage
+        groups = [s.separator.recentred(g) for g in s.separator.groups(stage.body)]
+        if not s.reader.kind(stage.body) & D and any(not g.terms for g in groups):
+            return s.reader.term(s.accumulate(stage, stage.name, Reducer.SUM, stage.body, self.dtype, "result"))
+        text = s.separator.name(stage.body)
+        if s.reader.kind(stage.body) & D:
+            after = " + ".join(f"{s.separator.name(s.spelled(g.scale))} * [{s.separator.name(g.core)}]" for g in groups)
+            s.rule(
+                stage, "separate", text, after, *[f"{coordinate_text(s, c)} is a coordinate" for c in self._all(groups)]
+            )
+        parts = [self._group(g, len(groups) > 1, i) for i, g in enumerate(groups)]
+        if not self.note.treatments:
+            self.note.treatments.add(Treatment.PLAIN)
+        return self.t.add(*parts)
+
+    def _all(self, groups: list[Group]) -> list[Term]:
+        return [c for g in groups for c in poly.coordinates(g.terms)]
+
+    def _group(self, g: Group, several: bool, i: int) -> Term:
+        name = f"{self.stage.name}_{chr(ord('a') + i)}" if several and i else self.stage.name
+        return GroupPlacer(self.s, self.stage, g, name).place()
+
+
+class GroupPlacer(Scaled):
+    """One group: its base, its accumulators (the core and its derivatives) and their corrections."""
+
+    def place(self) -> Term:
+        if not self.g.terms:  # what was written cancels
+            return self.t.zero
+        self._choose_pin()
+        self._bound_exponent()
+        self._exponent_bases()
+        self._pin_base()
+        cs = poly.coordinates(self.g.terms)
+        placed = [self._coordinate(c) for c in cs]
+        if self.defer is not self.t.one:
+            self.note.treatments.add(Treatment.DEFER)
+            name, spelled = self.s.separator.name, self.s.spelled
+            after = f"{name(spelled(self.defer))} is applied when the result is read"
+            self.s.rule(self.stage, "defer", name(spelled(self.g.scale)), after)
+        for n in self.g.notes:
+            if n not in self.note.conditions:
+                self.note.conditions.append(n)
+        return self.t.mul(self.defer, self._moments(cs, placed))
+
+    # -- coordinates and moments -------------------------------------------------------------------------------------
+    def _coordinate(self, c: Term) -> coordinates.Placed:
+        s = self.s
+        r = s.separator.coordinates[c]
+        linear = all(poly.degree(p, c) <= 1 for p in self.g.terms.values())
+        narrow = low_precision(self.core) and self.dtype is not DType.FLOAT64
+        related = coordinates.related(s, r, self.g.terms)
+        if linear and self.factor is None and (narrow or not related):
+            why = (
+                "elements this narrow are summed exactly as they are"
+                if narrow
+                else "the shift is not one of these elements"
+            )
+            placed = coordinates.Placed(const(0.0, self.dtype), s.raw(r), f"0: {why}")
+            self.note.treatments.add(Treatment.DEFER)
+        elif not related:
+            raise Refused(
+                RefusalKind.ILL_CONDITIONED,
+                f"elements are shifted by {coordinate_text(s, c)}, which is taken over other data and may "
+                "be far from them on "
+                "a prefix",
+                "shift by a maximum, a minimum or a mean of the same elements",
+            )
+        else:
+            placed = coordinates.place(s, self.stage, r, base_name(s, self.stage, r), self.fix is None)
+            self.note.treatments.add(Treatment.REBASE)
+        mark = (
+            placed.base
+            if not isinstance(placed.base, Ref)
+            else ref(f"{placed.base.name}#{len(self.marks)}", placed.base.dtype)
+        )
+        self.marks[mark] = placed.base
+        self.table[r] = mark
+        s.rule(
+            self.stage,
+            "rebase",
+            coordinate_text(s, c),
+            f"sits at {s.separator.name(placed.base)}",
+            f"the base is {placed.why}",
+        )
+        return placed
+
+    def _moments(self, cs: list[Term], placed: list[coordinates.Placed]) -> Term:
+        s, t = self.s, self.t
+        element = at_base(s, self.core, self.table, self.exponents)
+        degrees = [max((poly.degree(p, c) for p in self.g.terms.values()), default=0) for c in cs]
+        order = sorted(itertools.product(*[range(d + 1) for d in degrees]), key=lambda a: (sum(a), a[::-1]))
+        plan = [(a, *self._derived(a, cs, placed, element)) for a in order]
+        plan = [p for p in plan if p[1]]
+        jets: dict[Index, tuple[float, Ref]] = {}
+        pending: list[tuple[Index, Terms, Expr, Sign]] = []
+        for a, terms, e in plan:
+            hit = self._reuse(terms) or self._pending(terms, pending, jets)
+            if hit is not None:
+                jets[a] = hit
+                continue
+            e = transform(e, lambda x: self.marks.get(x))
+            k, unit = (1.0, e) if not any(a) else build.leading_number(e)
+            name = self.name if not any(a) else f"{self.name}_{''.join(map(str, a))}"
+            name = s.unique(name)
+            jets[a] = (k, ref(name, self.dtype))
+            sign = s.reader.term(self.core).sign if not any(a) and self.defer.kind >= 0 and not self.g.notes else ANY
+            pending.append((a, terms, unit, NONNEG if sign in ((False, True, True), (False, False, True)) else ANY))
+        for a, terms, e, sign in pending:
+            self._emit_moment(a, terms, e, sign, cs, placed, jets)
+        k, main = jets[tuple(0 for _ in cs)]
+        v = s.reader.term(main)
+        self._raw_moment(v, main, cs, placed, jets)
+        return t.scale(Fraction(k), v) if k != 1.0 else v
+
+    def _derived(self, a: Index, cs: list[Term], placed: list[coordinates.Placed], element: Expr) -> tuple[Terms, Expr]:
+        terms, e = self.g.terms, element
+        for c, p, n in zip(cs, placed, a, strict=True):
+            for _ in range(n):
+                terms = poly.diff_terms(terms, c)
+                e = self._diff(e, terms, p)
+        return terms, e
+
+    def _diff(self, e: Expr, terms: Terms, p: coordinates.Placed) -> Expr:
+        if not terms:
+            return self.s.zero(e)
+        mark = next((m for m, base in self.marks.items() if base is p.base), None)
+        if isinstance(mark, Ref):
+            try:
+                return build.derivative(e, mark)
+            except build.NotPolynomial as x:
+                raise Refused(RefusalKind.NONLINEAR, str(x), "write it as a polynomial in the earlier result") from None
+        if self.moving is not self.t.zero or self.pin is not self.t.one:
+            raise Refused(
+                RefusalKind.UNSUPPORTED,
+                f"{self.s.separator.name(self.core)} shifts by 0 under a scale",
+                "use float32 inputs",
+            )
+        return at_base(self.s, self.s.spelled(self._whole(terms)), self.table)
+
+    def _whole(self, terms: Terms) -> Term:
+        return self.t.add(*[self.t.mul(g, self.s.separator.uncoordinated(p)) for g, p in terms.items()])
+
+    def _key(self) -> tuple[Term, Term]:
+        return (self.moving, self.pin)
+
+    def _reuse(self, terms: Terms) -> tuple[float, Ref] | None:
+        if self.g.notes:
+            return None
+        for e in self.s.sums:
+            if e.key == self._key():
+                k = poly.ratio(terms, e.terms)
+                if k is not None:
+                    return float(k), self.s.ref_of(e.state)
+        return None
+
+    def _pending(
+        self, terms: Terms, pending: list[tuple[Index, Terms, Expr, Sign]], jets: dict[Index, tuple[float, Ref]]
+    ) -> tuple[float, Ref] | None:
+        """A moment of this group that is proportional to an earlier one."""
+        for a, own, _, _ in pending if not self.g.notes else []:
+            k = poly.ratio(terms, own)
+            if k is not None:
+                return float(k) * jets[a][0], jets[a][1]
+        return None
+
+    def _emit_moment(
+        self, a: Index, terms: Terms, e: Expr, sign: Sign, cs: list[Term], placed: list[coordinates.Placed],
+        jets: dict[Index, tuple[float, Ref]],
+    ) -> None:  # fmt: skip
+        s = self.s
+        k, own = jets[a]
+        steps = [build.sub(p.base, old(p.base)) if isinstance(p.base, Ref) else None for p in placed]
+        value = self._shifted(a, steps, jets, Fraction(k), before=True)
+        state = ref(own.name, self.dtype, old=True)
+        correction = value
+        if self.factor is not None:
+            correction = build.mul(value if value is not None else state, self.factor)
+            if self.idle is not None:
+                correction = build.where(old(self.idle), state, correction)
+        s.taken.discard(own.name)
+        role = "result" if not any(a) else "moment " + "".join(map(str, a))
+        acc = s.accumulate(self.stage, own.name, Reducer.SUM, e, self._own_dtype(e), role, sign, correction)
+        assert acc is own
+        unit = Fraction(1) / Fraction(k)
+        if not self.g.notes:
+            scaled = {g: poly.scaled(p, unit) for g, p in terms.items()}
+            s.sums.append(Entry(self._key(), scaled, s.reader.term(acc)))
+
+    def _own_dtype(self, e: Expr) -> DType:
+        return self.dtype
+
+    def _shifted(
+        self, a: Index, deltas: list[Expr | None], jets: dict[Index, tuple[float, Ref]], unit: Fraction, before: bool
+    ) -> Expr | None:
+        """Taylor: sum over b of delta^b / b! * moment(a + b), over the moment's own unit; None where nothing moves."""
+        out: Expr | None = None
+        moved = False
+        for b, (k, state) in jets.items():
+            gap = tuple(x - y for x, y in zip(b, a, strict=True))
+            if any(n < 0 for n in gap) or any(n and d is None for n, d in zip(gap, deltas, strict=True)):
+                continue
+            c, term = Fraction(k) / unit, (old(state) if before else state)
+            factor: Expr | None = None
+            for n, d in zip(gap, deltas, strict=True):
+                if n and d is not None:
+                    c /= factorial_of(n)
+                    f = d if n == 1 else build.mul(d, d) if n == 2 else build.power(d, n)
+                    factor = f if factor is None else build.mul(factor, f)
+            moved = moved or factor is not None
+            e = build.cast(term, self.dtype)
+            e = e if factor is None else build.mul(factor, e)
+            minus = c < 0 and out is not None
+            e = build.mul(const(float(abs(c) if minus else c), self.dtype), e)
+            out = e if out is None else build.sub(out, e) if minus else build.add(out, e)
+        return out if moved else None
+
+    def _raw_moment(
+        self, v: Term, main: Ref, cs: list[Term], placed: list[coordinates.Placed], jets: dict[Index, tuple[float, Ref]]
+    ) -> None:
+        s = self.s
+        zero = tuple(0 for _ in cs)
+        if main.name not in self.note.names:
+            return  # shared: its owner said what it is worth
+        offsets = [self._polish(c, p) or p.offset for c, p in zip(cs, placed, strict=True)]
+        value = self._shifted(zero, offsets, jets, Fraction(1), before=False)
+        if value is not None:
+            s.raw_values[v] = value
+        if self.poison is not None:  # a shift that is not finite and cancels out must still show
+            s.fixes[v] = s.own_factor(self.poison)
+        elif self.fix is not None:
+            s.fixes[v] = s.reader.opaque(self.fix, D, (False, False, True), "fix")
+
+    def _polish(self, c: Term, p: coordinates.Placed) -> Expr | None:
+        """How far the mean is from its base, from the first moment: sum w*(x - base) / sum w loses no digits."""
+        s = self.s
+        if p.mean is None or p.mean.factor is not self.t.one:
+            return None
+        if p.mean.bottom is None:
+            n, weights = s.count(self.stage), {self.t.one: poly.UNIT}
+        else:
+            n, weights = s.ref_of(p.mean.bottom.state), dict(p.mean.bottom.terms)
+        down: poly.Poly = {((c, 1),): Fraction(-1)}
+        want = poly.sum_terms(p.mean.top.terms, {g: poly.times(q, down) for g, q in weights.items()})
+        for e in s.sums:
+            k = poly.ratio(want, e.terms) if e.key == p.mean.top.key else None
+            if k is not None:
+                return build.div(build.mul(const(float(k), self.dtype), s.ref_of(e.state)), build.cast(n, self.dtype))
+        return None
