@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import replace
 
-from redfuser.index.build import apply, cast, refold
+from redfuser.index.build import apply, cast, index_of, refold
 from redfuser.index.expr import (
     Apply,
     Expr,
@@ -211,20 +211,16 @@ def _breakpoints(e: Expr, axis: Axis) -> Iterator[Int]:
     """Positions p with a predicate ``axis < p`` that no other axis enters."""
     for x in walk(e):
         match x:
-            case Apply(fn=Fn.LT, args=(a, b)):
-                i, j = (y.index if isinstance(y, Position) else None for y in (a, b))
-                j = j if j is not None else _number(b)
-                if i is None or j is None or i.coefficient(axis) is not ONE:
+            case Apply(fn=Fn.LT | Fn.LE, args=(a, b)):
+                i, j = index_of(a), index_of(b)
+                if i is None or j is None:
                     continue
-                point = j - (i - as_int(axis))
+                # j - i > 0 (or >= 0) is  axis < point
+                point = j - i + as_int(axis) + (1 if x.fn is Fn.LE else 0)
+                if (i - j).coefficient(axis) is not ONE:
+                    continue
                 if not point.axes() and not any(True for _ in point.gathers()):
                     yield point
-
-
-def _number(e: Expr) -> Int | None:
-    from redfuser.index.build import index_of
-
-    return index_of(e)
 
 
 # -- an axis that is really two --------------------------------------------------------------------------------------
