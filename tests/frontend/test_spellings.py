@@ -192,3 +192,11 @@ def i_() -> Tensor:
 
 def l_() -> Tensor:
     return torch.arange(7)
+
+
+def test_a_difference_from_its_logsumexp_is_a_log_softmax() -> None:
+    t = torch.rand(5, 7)
+    by_logsumexp = check(lambda x, t: (t * (x - x.logsumexp(-1, keepdim=True))).sum(-1), torch.randn(5, 7), t)
+    by_softmax = check(lambda x, t: (t * x.log_softmax(-1)).sum(-1), torch.randn(5, 7), t)
+    texts = [show_program(p.program).replace("log_softmax", "logsumexp") for p in (by_logsumexp, by_softmax)]
+    assert texts[0] == texts[1]

@@ -17,6 +17,7 @@ from redfuser.index.expr import (
     Load,
     Position,
     children,
+    dtype_of,
     load,
     loads,
     substitute,
@@ -31,7 +32,8 @@ Renamed = dict[str, str]
 def simplify(p: Program) -> tuple[Program, Renamed]:
     """All of the rewrites below, in the order in which each helps the next."""
     renamed: Renamed = {}
-    for rewrite in (merge_equal, drop_second_shift, split_off_single_elements, merge_equal, split_grouped_axes):
+    shifts = drop_second_shift, open_logsumexp
+    for rewrite in (merge_equal, *shifts, split_off_single_elements, merge_equal, split_grouped_axes):
         p, new = rewrite(p)
         renamed = {old: new.get(name, name) for old, name in renamed.items()} | new
     return needed(p), renamed
@@ -147,6 +149,58 @@ def _without_second(e: Expr, shifts: Mapping[str, str]) -> Expr:
         return done
 
     return go(e)
+
+
+# -- x - logsumexp(x) inside a sum over the same row ------------------------------------------------------------------
+def open_logsumexp(p: Program) -> tuple[Program, Renamed]:
+    """sum over l of f(x - (m if |m| is inf else m + log z))   ->   sum over l of f((x - m) - log z), m the max of x.
+
+    Only inside a sum over the row of x: where m is infinite, an element of the row is NaN in both forms.
+    """
+    maxima = {d.name: d for d in p.definitions if isinstance(d, Reduce) and d.reducer is Reducer.MAX}
+    out: list[Definition] = []
+    for d in p.definitions:
+        if isinstance(d, Reduce) and d.reducer is Reducer.SUM and len(d.over) == 1:
+            d = replace(d, body=_opened(d.body, d.over[0], maxima))
+        out.append(d)
+    return Program(p.inputs, tuple(out), p.outputs), {}
+
+
+def _opened(e: Expr, axis: Axis, maxima: Mapping[str, Reduce]) -> Expr:
+    memo: dict[Expr, Expr] = {}
+
+    def go(x: Expr) -> Expr:
+        done = memo.get(x)
+        if done is None:
+            args = children(x)
+            done = refold(x, tuple(go(a) for a in args)) if args else x
+            match done:
+                case Apply(fn=Fn.SUB, args=(y, Apply(fn=Fn.WHERE, args=(_, a, b)))):
+                    for m, total in ((a, b), (b, a)):
+                        if isinstance(m, Load) and _adds_log(m, total) and _is_row_maximum(m, y, axis, maxima):
+                            log = children(total)[1]
+                            wide = dtype_of(x)
+                            done = Apply(Fn.SUB, (Apply(Fn.SUB, (y, m), wide), log), wide)
+            memo[x] = done
+        return done
+
+    return go(e)
+
+
+def _adds_log(m: Expr, total: Expr) -> bool:
+    match total:
+        case Apply(fn=Fn.ADD, args=(n, Apply(fn=Fn.LOG))):
+            return n is m
+        case _:
+            return False
+
+
+def _is_row_maximum(m: Load, y: Expr, axis: Axis, maxima: Mapping[str, Reduce]) -> bool:
+    first = maxima.get(m.source)
+    if first is None or len(first.over) != 1 or first.over[0].size is not axis.size:
+        return False
+    mapping = dict(zip(first.axes, m.index, strict=True)) | {first.over[0]: as_int(axis)}
+    return substitute(first.body, mapping) is y
 
 
 # -- a single element at the end of a reduced axis -------------------------------------------------------------------
