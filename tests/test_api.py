@@ -123,7 +123,9 @@ def test_autocast():
             out = attention(q, k, v)
         return out.float() * 2
 
-    assert_close(redfuser.fuse(inside, **FORCED)(*args), 2 * attention(*double(args)), tolerance=2e-2, like=inside(*args))
+    assert_close(
+        redfuser.fuse(inside, **FORCED)(*args), 2 * attention(*double(args)), tolerance=2e-2, like=inside(*args)
+    )
 
 
 def test_copies_and_pickles():
@@ -253,7 +255,16 @@ def test_graph_breaks_give_several_graphs_and_a_refusal():
 def test_explanation_as_text_and_data():
     explanation = redfuser.explain(attention, *qkv())
     text = str(explanation)
-    order = ["weights_max = max of", "  how ", "  update ", "  merge ", "\nproof", "checker: accepted", "\nloop ", "for l in"]
+    order = [
+        "weights_max = max of",
+        "  how ",
+        "  update ",
+        "  merge ",
+        "\nproof",
+        "checker: accepted",
+        "\nloop ",
+        "for l in",
+    ]
     positions = [text.index(part) for part in order]
     assert positions == sorted(positions)
     data = json.loads(json.dumps(explanation.to_dict()))

@@ -428,5 +428,3 @@ def _at(axes: tuple[Axis, ...], places: list[int], rank: int) -> tuple[Int, ...]
     for a, p in zip(axes, places, strict=True):
         out[p] = as_int(a)
     return tuple(out)
-
-

@@ -345,5 +345,3 @@ def _divisions(i: Int) -> Iterator[FloorDiv | Mod]:
         if isinstance(a, FloorDiv | Mod):
             yield a
             yield from _divisions(a.num)
-
-

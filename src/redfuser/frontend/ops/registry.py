@@ -119,5 +119,3 @@ def lowers(*names: str) -> Callable[[H], H]:
         return handler
 
     return add
-
-

@@ -72,9 +72,7 @@ def slice_scatter(lo: Lowering, call: Call) -> Result:
 
 def _when(i: Int, end: Int, yes: Expr, no: Expr, dtype: DType) -> Expr:
     """``yes`` where i < end."""
-    return apply(
-        Fn.WHERE, (apply(Fn.LT, (position(i), position(end)), DType.BOOL), yes, no), dtype.compute
-    )
+    return apply(Fn.WHERE, (apply(Fn.LT, (position(i), position(end)), DType.BOOL), yes, no), dtype.compute)
 
 
 @lowers("select_scatter")
@@ -119,9 +117,7 @@ def roll(lo: Lowering, call: Call) -> Result:
     if not dims:
         raise NotCovered("roll of a flattened tensor")
     move = {dimension(d, v.rank): as_length(s) for d, s in zip(dims, shifts, strict=True)}
-    return v.view(
-        v.shape, lambda ix: tuple((i - move[n]) % v.shape[n] if n in move else i for n, i in enumerate(ix))
-    )
+    return v.view(v.shape, lambda ix: tuple((i - move[n]) % v.shape[n] if n in move else i for n, i in enumerate(ix)))
 
 
 @lowers("diff")
@@ -176,5 +172,3 @@ def glu(lo: Lowering, call: Call) -> Result:
     return elementwise(
         lambda x, g: apply(Fn.MUL, (x, apply(Fn.SIGMOID, (g,), c)), c), [value, gate], call.shape, c, call.dtype
     )
-
-

@@ -153,7 +153,9 @@ CAUSAL = {
     "arange": lambda s, n, m: torch.where(
         torch.arange(m) <= torch.arange(n)[:, None] + (m - n), s, torch.tensor(-math.inf)
     ),
-    "arange masked_fill": lambda s, n, m: s.masked_fill(torch.arange(m)[None] > torch.arange(n)[:, None] + m - n, -math.inf),
+    "arange masked_fill": lambda s, n, m: s.masked_fill(
+        torch.arange(m)[None] > torch.arange(n)[:, None] + m - n, -math.inf
+    ),
 }
 
 
