@@ -12,7 +12,6 @@ from redfuser.algebra.nodes import Derivation
 from redfuser.index.ints import Int
 from redfuser.regions.nodes import Region
 from redfuser.settings import Options
-from redfuser.settings import Strategy as Wanted
 from redfuser.tile.build import build
 from redfuser.tile.cost import Decision, choose, schedule
 from redfuser.tile.nodes import Program, Strategy
@@ -57,12 +56,11 @@ class Plan:
         decision = self._decisions.get(key)
         if decision is None:
             o = self.options
-            wanted = None if o.strategy is Wanted.AUTO else Strategy(o.strategy.value)
             decision = choose(
                 self.region,
                 self.derivation,
                 sizes=sizes,
-                strategy=wanted,
+                strategy=o.strategy,
                 tile=o.tile,
                 segments=o.segments,
                 threshold=o.fuse_threshold,
@@ -73,7 +71,7 @@ class Plan:
     @property
     def worthwhile(self) -> bool:
         """False when no call can ever be fused: the lengths are all fixed, or the options forbid it."""
-        if any(n.value == 0 for n in self._lengths) or self.options.strategy is Wanted.UNFUSED:
+        if any(n.value == 0 for n in self._lengths) or self.options.strategy is Strategy.UNFUSED:
             return False
         try:
             self.program(self.shown)
