@@ -53,7 +53,7 @@ def kind_of(s: State, r: Term) -> str | None:
     r = plain(s, r)
     if is_extremum(s, r):
         return "extremum"
-    if r.op == "log" and r.args[0].kind == D and r.args[0].nonneg:
+    if summed_log(s, r) is not None:
         return "logarithm"
     return "mean" if mean_of(s, r) is not None else None
 
@@ -68,6 +68,13 @@ def plain(s: State, r: Term) -> Term:
             r = s.t.mul(*[f for f in r.args if f.kind])
         else:
             return r
+
+
+def summed_log(s: State, r: Term) -> Term | None:
+    """z where r is ``log(z)``, or ``m + log(z)`` with an extremum m: the logarithm of a positive sum."""
+    logs = [a for a in r.addends if a.op == "log" and a.args[0].kind == D and a.args[0].nonneg]
+    rest = [a for a in r.addends if a.kind and a not in logs]
+    return logs[0].args[0] if len(logs) == 1 and all(is_extremum(s, a) for a in rest) else None
 
 
 def is_extremum(s: State, r: Term) -> bool:
@@ -119,7 +126,8 @@ def place(s: State, stage: Stage, r: Term, name: str, raw_needed: bool) -> Place
         return _place_mean(s, stage, r, name)
     tag = "shift"
     if kind == "logarithm":
-        inside = plain(s, r).args[0]
+        inside = summed_log(s, plain(s, r))
+        assert inside is not None
         value = build.where(build.is_identity(s.inner(inside), 0.0), s.zero(), s.inner(r))
         base = s.set_base(stage, tag, r, name, value)
         return Placed(base, build.sub(s.raw(r), base) if raw_needed else None, "the logarithm of a positive sum")
