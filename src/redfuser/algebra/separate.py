@@ -282,14 +282,14 @@ class Separator:
         return None
 
     def _multiple(self, r: Term) -> tuple[Fraction, Term] | None:
-        """r as number * coordinate: a sum over an axis of known length counts as length * mean."""
+        """r as number * coordinate: where the program writes the length as a number, a sum is length * mean."""
         for c, v in self.coordinates.items():
             j, rest = self.t.split(v)
             if rest is r:
                 return 1 / j, c
         if self.conditioned(r):
             return Fraction(1), self.coordinate(r)
-        n = self.r.axis.size.value
+        n = self.r.length
         if n and self.conditioned(mean := self.t.scale(Fraction(1, n), r)):
             return Fraction(n), self.coordinate(mean)
         return None
@@ -327,7 +327,7 @@ class Separator:
                 elif h.pin is not None and g.pin is None:
                     pin = (h.pin[0], h.pin[1] if g.alone is not None else build.mul(g.core, h.pin[1]))
                 scale, base = self.t.mul(g.scale, h.scale), self.t.mul(g.base, h.base)
-                out.append(Group(scale, core, terms, base, g.notes + h.notes, pin))
+                out.append(Group(scale, core, terms, base, g.notes + h.notes, pin, None, g.expanded or h.expanded))
         return out
 
     def _quotient(self, left: list[Group], b: Expr) -> list[Group]:
