@@ -97,6 +97,10 @@ def attention_sink(c):
 def attention_masked_inside(c):
     s = c.x(); keep = c.load("keep", c.b, c.l, dtype=DType.BOOL)
     m = c.max("m", where(keep, s, NINF)); e = exp(where(keep, s - m, NINF)); Z = c.sum("Z", e); c.sum("O", e / Z * c.col())
+@case(treat={"L": {"rebase"}})
+def nll_through_a_guarded_logsumexp(c):
+    x = c.x(); m = c.max("m", x); g = where(absv(m).eq(-NINF), 0.0, m); Z = c.sum("Z", exp(x - g))
+    c.sum("L", c.x("t") * (x - where(absv(m).eq(-NINF), m, m + log(Z))))
 @case()
 def max_subtracted_twice(c):
     x = c.x(); m = c.max("m", x); y = x - m; m2 = c.max("m2", y); Z = c.sum("Z", exp(y - m2)); c.sum("O", exp(y - m2) / Z * c.col())
@@ -246,6 +250,25 @@ def variance_with_count(c):
 @case()
 def variance_expanded(c):
     x = c.x(); mu = c.mean(x); c.sum("M2", x**2.0 - 2.0 * x * mu + mu**2.0)
+@case(treat={"M2": {"rebase"}}, length=130)
+def variance_expanded_over_a_number(c):
+    x = c.x(); mu = c.sum("s", x) / 130.0; c.sum("M2", x * x - 2.0 * x * mu + mu * mu)
+@case(treat={"M2": {"rebase"}}, length=130)
+def variance_expanded_about_twice_half_the_mean(c):
+    x = c.x(); mu = c.sum("s", x) / 130.0; c.sum("M2", x * x - x * (mu * 2.0) + mu**2.0)
+@case(treat={"M2": {"rebase"}})
+def weighted_variance_expanded(c):
+    x, w = c.x(), exp(c.x("w")); mu = c.sum("S", w * x) / c.sum("W", w); c.sum("M2", w * (x * x - 2.0 * x * mu + mu * mu))
+@case(treat={"C": {"rebase"}}, length=130)
+def covariance_expanded(c):
+    x, y = c.x(), c.x("y"); mu, nu = c.sum("s", x) / 130.0, c.sum("t", y) / 130.0
+    c.sum("C", x * y - x * nu - y * mu + mu * nu)
+@case(treat={"M2": {"rebase"}})
+def variance_divided_inside(c):
+    mu = c.sum("s", c.x() / c.n); c.sum("M2", (c.x() - mu) ** 2.0)
+@case(treat={"M2": {"rebase"}}, length=130)
+def variance_divided_inside_by_a_number(c):
+    mu = c.sum("s", c.x() / 130.0); c.sum("M2", (c.x() - mu) ** 2.0)
 @case()
 def variance_about_half_the_mean(c):
     mu = c.sum("s", c.x()) / (c.n * 2.0); c.sum("M2", (c.x() - mu) ** 2.0)

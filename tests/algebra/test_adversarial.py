@@ -97,7 +97,14 @@ def test_zero_rows():
     assert np.isfinite(row(got[("q", Part.VALUE)], "zero prefix")).all()
 
 
-@pytest.mark.parametrize("name", ["variance", "variance_expanded", "covariance", "weighted_variance"])
+@pytest.mark.parametrize(
+    "name",
+    [
+        "variance", "variance_expanded", "variance_expanded_over_a_number", "variance_expanded_about_twice_half_the_mean",
+        "weighted_variance_expanded", "variance_divided_inside", "variance_divided_inside_by_a_number", "covariance",
+        "covariance_expanded", "weighted_variance",
+    ],
+)  # fmt: skip
 @pytest.mark.parametrize("tile", [16, 128])
 def test_shifted_data(name, tile):
     """At offset 1e4 the relative error of second moments stays near the rounding of the data."""

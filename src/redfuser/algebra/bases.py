@@ -81,10 +81,10 @@ def at_base(s: State, e: Expr, table: dict[Term, Expr], exponents: dict[Term, Ex
         k, r = s.t.split(t)
         if t in table:
             return table[t]
-        if r in table:
-            return build.mul(const(float(k), dtype_of(table[r])), table[r])
-        if s.t.neg(t) in table:
-            return build.neg(table[s.t.neg(t)])
+        for other, base in table.items():
+            j, rest = s.t.split(other)
+            if rest is r:
+                return build.mul(const(float(k / j), dtype_of(base)), base)
         if not t.kind:
             return s.inner(t)
         if not children(e):

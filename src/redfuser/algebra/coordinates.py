@@ -24,12 +24,16 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class Mean:
-    """factor * top / bottom: ``bottom`` is None where the result divides by a parameter."""
+    """factor * top / bottom: ``bottom`` is None where the result divides by a parameter.
+
+    Where the elements themselves are divided (sum of x/n), ``inside`` is that factor.
+    """
 
     factor: Term
     top: Entry
     bottom: Entry | None
     divisor: Term
+    inside: Term
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,7 +57,7 @@ def kind_of(s: State, r: Term) -> str | None:
     r = plain(s, r)
     if is_extremum(s, r):
         return "extremum"
-    if r.op == "log" and r.args[0].kind == D and r.args[0].nonneg:
+    if summed_log(s, r) is not None:
         return "logarithm"
     return "mean" if mean_of(s, r) is not None else None
 
@@ -68,6 +72,13 @@ def plain(s: State, r: Term) -> Term:
             r = s.t.mul(*[f for f in r.args if f.kind])
         else:
             return r
+
+
+def summed_log(s: State, r: Term) -> Term | None:
+    """z where r is ``log(z)``, or ``m + log(z)`` with an extremum m: the logarithm of a positive sum."""
+    logs = [a for a in r.addends if a.op == "log" and a.args[0].kind == D and a.args[0].nonneg]
+    rest = [a for a in r.addends if a.kind and a not in logs]
+    return logs[0].args[0] if len(logs) == 1 and all(is_extremum(s, a) for a in rest) else None
 
 
 def is_extremum(s: State, r: Term) -> bool:
@@ -102,14 +113,23 @@ def mean_of(s: State, r: Term) -> Mean | None:
     if top is None or poly.coordinates(top.terms):
         return None
     if not bottoms:
-        under = [f for f in rest if base_power(f)[1] < 0 or f.op == "const"]
+        inside = _common_divisor(s, top.terms)
+        under = [f for f in (*rest, *inside.factors) if base_power(f)[1] < 0 or (f.op == "const" and f is not s.t.one)]
         if not under or top.key != (s.t.zero, s.t.one):
             return None
-        return Mean(s.t.one, top, None, s.t.inv(s.t.mul(*rest)))
+        return Mean(s.t.one, top, None, s.t.inv(s.t.mul(inside, *rest)), inside)
     bottom = entry_of(s, bottoms[0])
     if bottom is None or poly.coordinates(bottom.terms) or bottom.key != top.key or len(bottom.terms) != 1:
         return None
-    return Mean(s.t.mul(*rest), top, bottom, bottoms[0])
+    return Mean(s.t.mul(*rest), top, bottom, bottoms[0], s.t.one)
+
+
+def _common_divisor(s: State, terms: poly.Terms) -> Term:
+    """The number below 1 and the parameters that divide every element term: 1/n of sum(x/n)."""
+    numbers = {abs(p[()]) for p in terms.values()}
+    number = numbers.pop() if len(numbers) == 1 else Fraction(1)
+    shared = set.intersection(*[{f for f in g.factors if not f.kind and base_power(f)[1] < 0} for g in terms])
+    return s.t.mul(s.t.const(min(number, Fraction(1))), *shared)
 
 
 def place(s: State, stage: Stage, r: Term, name: str, raw_needed: bool) -> Placed:
@@ -119,7 +139,8 @@ def place(s: State, stage: Stage, r: Term, name: str, raw_needed: bool) -> Place
         return _place_mean(s, stage, r, name)
     tag = "shift"
     if kind == "logarithm":
-        inside = plain(s, r).args[0]
+        inside = summed_log(s, plain(s, r))
+        assert inside is not None
         value = build.where(build.is_identity(s.inner(inside), 0.0), s.zero(), s.inner(r))
         base = s.set_base(stage, tag, r, name, value)
         return Placed(base, build.sub(s.raw(r), base) if raw_needed else None, "the logarithm of a positive sum")
@@ -142,7 +163,8 @@ def _place_mean(s: State, stage: Stage, r: Term, name: str) -> Placed:
     if m.bottom is None:
         weight: Expr = build.cast(s.count(stage), top.dtype if top.dtype.is_float else DType.FLOAT32)
         n = s.count(stage)
-        value = build.where(build.is_identity(n, 0), s.zero(top), build.div(top, weight))
+        whole = build.mul(top, s.inner(s.t.inv(m.inside)))
+        value = build.where(build.is_identity(n, 0), s.zero(top), build.div(whole, weight))
         base = s.set_base(stage, "mean", m.top.state, name, value)
         exact = not any(f.op == "fn" for f in r.factors) and is_length(s, m.divisor)
         return Placed(

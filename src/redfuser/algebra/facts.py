@@ -4,22 +4,32 @@ from that.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from fractions import Fraction
 
 from redfuser.algebra.terms import Arena, Term, base_power
 
 
 def unguarded(t: Arena, x: Term) -> Term:
-    """``where(x is infinite, number, x)`` as x. At -inf every element is -inf, at +inf the written program
-    overflows too.
+    """``where(m is infinite, number or m, m + y)`` as m + y. At m = -inf every element is -inf, at +inf the written
+    program overflows too.
     """
-    if x.op == "fn" and x.label == "where" and not x.args[1].kind and _tests_infinity(t, x.args[0], x.args[2]):
-        return unguarded(t, x.args[2])
-    if x.op == "fn" and x.label == "where" and not x.args[2].kind and _tests_finite(t, x.args[0], x.args[1]):
-        return unguarded(t, x.args[1])
+    if x.op == "fn" and x.label == "where":
+        c, a, b = x.args
+        if _replaces(t, a, b, lambda m: _tests_infinity(t, c, m)):
+            return unguarded(t, b)
+        if _replaces(t, b, a, lambda m: _tests_finite(t, c, m)):
+            return unguarded(t, a)
     if not x.args:
         return x
     return t.rebuild(x, tuple(unguarded(t, a) for a in x.args))
+
+
+def _replaces(t: Arena, number: Term, x: Term, tested: Callable[[Term], bool]) -> bool:
+    """True when x (or an addend of it that ``number`` repeats) is tested, and ``number`` stands in for it."""
+    if not number.kind and tested(x):
+        return True
+    return any(tested(m) for m in x.addends if not number.kind or number is m)
 
 
 def _tests_infinity(t: Arena, c: Term, x: Term) -> bool:

@@ -54,6 +54,7 @@ class Reader:
         self.t = arena
         self.axis = problem.axis
         self.stages = stages
+        self.length = _written_length(problem)
         self.values: dict[tuple[str, Part], Term] = {}  # what a placed stage is, as a term over accumulators
         self.exprs: dict[Term, Expr] = {}  # variables that stand for expressions
         self.written: dict[Term, Expr] = {}  # how a term was written by the user, first spelling
@@ -318,6 +319,15 @@ class Reader:
             assert top is not None
             return top
         return build.div(top if top is not None else const(1, build.join(dtype_of(bottom), DType.FLOAT32)), bottom)
+
+
+def _written_length(p: Problem) -> int | None:
+    """The length of the axis, where it is known and the program writes it (or its inverse) as a number."""
+    n = p.axis.size.value
+    if not n:
+        return None
+    numbers = {x.value for s in p.stages for x in walk(s.body) if isinstance(x, Const)}
+    return n if n in numbers or 1 / n in numbers else None
 
 
 def _function(label: str, a: list[Expr]) -> Expr:

@@ -262,21 +262,36 @@ class Separator:
     def monomial(self, a: Term) -> tuple[Fraction, poly.Powers] | None:
         """a as number * powers of well-conditioned coordinates."""
         k, r = self.t.split(a)
-        if self.conditioned(r):
-            return k, ((self.coordinate(r), 1),)
+        for n in (1, 2, 3, 4):
+            root = r if n == 1 else self._root(r, n)
+            found = None if root is None else self._multiple(root)
+            if found is not None:
+                j, c = found
+                return k * j**n, ((c, n),)
         positive = self.t.scale(abs(k), r)
         if self.conditioned(positive):
             return Fraction(1 if k > 0 else -1), ((self.coordinate(positive), 1),)
-        for n in (2, 3, 4):
-            root = self._root(r, n)
-            if root is not None and self.conditioned(root):
-                return k, ((self.coordinate(root), n),)
         for c, v in list(self.coordinates.items()):
+            j, v = self.t.split(v)
             rest = self.t.div(r, v)
-            if rest.kind and len(rest.factors) < len(r.factors) and self.conditioned(rest):
-                other = self.coordinate(rest)
-                pair = ((c, 1), (other, 1)) if c.id < other.id else ((other, 1), (c, 1))
-                return k, pair if c is not other else ((c, 2),)
+            found = self._multiple(rest) if rest.kind and len(rest.factors) < len(r.factors) else None
+            if found is not None:
+                i, other = found
+                powers = sorted({c: 1, other: 1}.items() if c is not other else [(c, 2)], key=lambda p: p[0].id)
+                return k * i / j, tuple(powers)
+        return None
+
+    def _multiple(self, r: Term) -> tuple[Fraction, Term] | None:
+        """r as number * coordinate: where the program writes the length as a number, a sum is length * mean."""
+        for c, v in self.coordinates.items():
+            j, rest = self.t.split(v)
+            if rest is r:
+                return 1 / j, c
+        if self.conditioned(r):
+            return Fraction(1), self.coordinate(r)
+        n = self.r.length
+        if n and self.conditioned(mean := self.t.scale(Fraction(1, n), r)):
+            return Fraction(n), self.coordinate(mean)
         return None
 
     def _root(self, r: Term, n: int) -> Term | None:
@@ -312,7 +327,7 @@ class Separator:
                 elif h.pin is not None and g.pin is None:
                     pin = (h.pin[0], h.pin[1] if g.alone is not None else build.mul(g.core, h.pin[1]))
                 scale, base = self.t.mul(g.scale, h.scale), self.t.mul(g.base, h.base)
-                out.append(Group(scale, core, terms, base, g.notes + h.notes, pin))
+                out.append(Group(scale, core, terms, base, g.notes + h.notes, pin, None, g.expanded or h.expanded))
         return out
 
     def _quotient(self, left: list[Group], b: Expr) -> list[Group]:

@@ -284,7 +284,8 @@ class GroupPlacer(Scaled):
         else:
             n, weights = s.ref_of(p.mean.bottom.state), dict(p.mean.bottom.terms)
         down: poly.Poly = {((c, 1),): Fraction(-1)}
-        want = poly.sum_terms(p.mean.top.terms, {g: poly.times(q, down) for g, q in weights.items()})
+        top = poly.scale_terms(s.t, p.mean.top.terms, s.t.inv(p.mean.inside))
+        want = poly.sum_terms(top, {g: poly.times(q, down) for g, q in weights.items()})
         for e in s.sums:
             k = poly.ratio(want, e.terms) if e.key == p.mean.top.key else None
             if k is not None:
