@@ -62,19 +62,19 @@ def test_analysis_is_fast_once_warm():
 
 
 MEMORY = """
-import resource, torch, redfuser
+import torch, redfuser
+from redfuser.cli.demo import PeakMemory
 def attention(q, k, v):
     return torch.softmax(q @ k.mT / 8.0, -1) @ v
 fused = redfuser.fuse(attention, rest="eager", strategy={strategy!r})
 with torch.no_grad():
     q, k, v = (torch.randn(1, {n}, 64) for _ in range(3))
     redfuser.fuse(attention, rest="eager", strategy="single")(q[:, :512], k[:, :512], v[:, :512])
-    pages = int(open("/proc/self/statm").read().split()[1])
-    out = fused(q, k, v)
-    extra = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024 - pages * resource.getpagesize()
+    with PeakMemory() as peak:
+        out = fused(q, k, v)
     rows = torch.randperm({n})[:32]
     error = (out[:, rows] - attention(q[:, rows].double(), k.double(), v.double())).abs().max().item()
-print(extra, error)
+print(peak.extra, error)
 """
 
 

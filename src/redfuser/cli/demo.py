@@ -102,7 +102,7 @@ def long_scene(console: Console) -> None:
     fused = redfuser.fuse(attention, rest="eager")
     with torch.no_grad():
         fused(q[:, :512], k[:, :512], v[:, :512])
-        with console.status("running"), _PeakMemory() as peak:
+        with console.status("running"), PeakMemory() as peak:
             got, seconds = _timed(lambda: fused(q, k, v))
         rows = torch.randperm(KEYS)[:256]
         error = (got[:, rows] - attention(q[:, rows].double(), k.double(), v.double())).abs().max().item()
@@ -116,13 +116,13 @@ def long_scene(console: Console) -> None:
     )
 
 
-class _PeakMemory:
+class PeakMemory:
     """The most resident memory of this process within the block, above what it had before. Sampled every 2 ms."""
 
     def __init__(self) -> None:
         self.extra = 0
 
-    def __enter__(self) -> _PeakMemory:
+    def __enter__(self) -> PeakMemory:
         self._start = _resident()
         self._stop = threading.Event()
         self._thread = threading.Thread(target=self._sample, daemon=True)

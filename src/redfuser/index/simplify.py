@@ -18,6 +18,7 @@ from redfuser.index.expr import (
     Position,
     children,
     dtype_of,
+    is_infinite,
     load,
     loads,
     substitute,
@@ -262,15 +263,15 @@ def _pieces(d: Reduce) -> tuple[Reduce, Expr] | None:
 
 
 def _breakpoints(e: Expr, axis: Axis) -> Iterator[Int]:
-    """Positions p with a predicate ``axis < p`` that no other axis enters."""
+    """Positions p with a choice by ``axis < p`` that no other axis enters. A mask is none: it chooses an infinity."""
     for x in walk(e):
         match x:
-            case Apply(fn=Fn.LT | Fn.LE, args=(a, b)):
+            case Apply(fn=Fn.WHERE, args=(Apply(fn=Fn.LT | Fn.LE as fn, args=(a, b)), yes, no)):
                 i, j = index_of(a), index_of(b)
-                if i is None or j is None:
+                if i is None or j is None or is_infinite(yes) or is_infinite(no):
                     continue
                 # j - i > 0 (or >= 0) is  axis < point
-                point = j - i + as_int(axis) + (1 if x.fn is Fn.LE else 0)
+                point = j - i + as_int(axis) + (1 if fn is Fn.LE else 0)
                 if (i - j).coefficient(axis) is not ONE:
                     continue
                 if not point.axes() and not any(True for _ in point.gathers()):
