@@ -211,7 +211,7 @@ def test_one_compilation_serves_small_and_large():
 # -- analysis --------------------------------------------------------------------------------------------------------
 def test_analysis_names_what_the_user_wrote():
     cascade = redfuser.analyze(attention, *qkv()).cascades[0]
-    assert [r.name for r in cascade.reductions][0].startswith("weights")
+    assert cascade.reductions[0].name.startswith("weights")
     assert cascade.reductions[0].where.text == "weights = scores.softmax(-1)"
     assert cascade.passes == 1 and cascade.sweeps == 0 and cascade.proof.verdict.accepted
     assert cascade.reductions[2].treatment == {"rescale", "defer"}

@@ -6,7 +6,7 @@ import sys
 
 import pytest
 
-FILE = '''
+FILE = """
 import torch
 
 def weighted(x, v):
@@ -18,7 +18,7 @@ def spread(x):
 
 def example_inputs():
     return (torch.randn(4, 64),)
-'''
+"""
 
 
 @pytest.fixture

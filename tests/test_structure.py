@@ -12,7 +12,8 @@ import redfuser
 
 SOURCE = Path(redfuser.__file__).parent
 WORKLOADS = re.compile(
-    r"attention|softmax|layer_?norm|rms_?norm|batch_?norm|\bmoe\b|\bmla\b|\bgqa\b|flash|welford|entropy|routing|\bkv\b", re.I
+    r"attention|softmax|layer_?norm|rms_?norm|batch_?norm|\bmoe\b|\bmla\b|\bgqa\b|flash|welford|entropy|routing|\bkv\b",
+    re.I,
 )
 
 

@@ -14,7 +14,7 @@ P = torch.rand(4, 6) + 0.1
 T = torch.randn(2, 3, 4, 6)
 M = torch.randn(2, 4, 8)
 IDS = torch.tensor([[0, 2, 1], [3, 3, 0]])
-I = torch.randint(-9, 9, (4, 6))  # noqa: E741
+I = torch.randint(-9, 9, (4, 6))
 B = torch.rand(4, 6) > 0.5
 
 POINTWISE: dict[str, Callable[..., Any]] = {

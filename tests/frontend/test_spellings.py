@@ -168,7 +168,7 @@ def test_residual_stream_is_stored() -> None:
 
 
 def test_causal_masks_have_one_form() -> None:
-    i, l = torch.arange(5)[:, None], torch.arange(7)  # noqa: E741
+    i, l = torch.arange(5)[:, None], torch.arange(7)
     ones = torch.ones(5, 7, dtype=torch.bool)
     spelled: list[Callable[[Tensor], Tensor]] = [
         lambda s: torch.where(l_() <= i_(), s, -torch.inf),

@@ -97,7 +97,7 @@ def value(e: Expr, n: int = 4, **inputs: np.ndarray) -> np.ndarray:
     return evaluate(program, inputs, {"n": n}, rounded=True)[0]
 
 
-I = Axis("i", as_int(Size("n", 4)))  # noqa: E741
+I = Axis("i", as_int(Size("n", 4)))
 
 
 @pytest.mark.parametrize("dtype", [DType.UINT8, DType.INT8, DType.INT16, DType.INT32])

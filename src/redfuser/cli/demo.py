@@ -109,7 +109,9 @@ def long_scene(console: Console) -> None:
         part = KEYS // 16
         eager_seconds = 16 * _timed(lambda: attention(q[:, :part], k, v))[1]
     console.print()
-    console.print(f"fused: {seconds:.1f} s and {peak.extra / 1e6:.0f} MB; max error on 256 rows against float64 {error:.1e}")
+    console.print(
+        f"fused: {seconds:.1f} s and {peak.extra / 1e6:.0f} MB; max error on 256 rows against float64 {error:.1e}"
+    )
     console.print(
         f"eager: {2 * 4 * KEYS * KEYS / 1e9:.1f} GB for scores and weights; "
         f"{eager_seconds:.1f} s by a sixteenth of the queries at a time"

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import logging
 import threading
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from typing import Protocol
 
 from torch import Tensor
@@ -17,6 +19,7 @@ from redfuser.tile.cost import Decision, choose, schedule
 from redfuser.tile.nodes import Program, Strategy
 from redfuser.tile.strategy import Schedule, Unsupported
 
+log = logging.getLogger("redfuser")
 Sizes = Mapping[str, int]
 
 
@@ -48,7 +51,14 @@ class Plan:
         if decision.schedule is None:
             return None
         named = {i.name: x for i, x in zip(self.region.program.inputs, inputs, strict=True)}
-        return self._runner(self.program(decision.schedule), named, sizes)
+        try:
+            return self._runner(self.program(decision.schedule), named, sizes)
+        except Exception:
+            if self.options.strict:
+                raise
+            log.warning("a region runs unfused from now on: its tile program failed", exc_info=True)
+            self._decisions = {key: replace(d, schedule=None) for key, d in self._decisions.items()}
+            return None
 
     def decide(self, sizes: Sizes) -> Decision:
         """What runs at these lengths, and why. Lengths that are not given count as when the function was compiled."""

@@ -396,7 +396,9 @@ def _read_stages(region: Region, derivation: Derivation) -> frozenset[str]:
     exprs = [r.body for r in region.results]
     for p in derivation.passes:
         exprs += [e for r in p.reads for e in (r.value, r.index) if e is not None]
-        exprs += [e for s in p.steps for e in _bodies(s, {s.name: s.element} if isinstance(s, Accumulator) else {}) if e]
+        exprs += [
+            e for s in p.steps for e in _bodies(s, {s.name: s.element} if isinstance(s, Accumulator) else {}) if e
+        ]
     return frozenset(x.source for e in exprs for x in loads(e))
 
 
