@@ -185,7 +185,7 @@ class _Compiled:
         try:
             return self.run(*args, **kwargs)
         except torch._dynamo.exc.TorchDynamoException as e:
-            if self.options.strict:
+            if self.options.strict and isinstance(e, torch._dynamo.exc.BackendCompilerFailed):
                 raise
             failure = e
         # Dynamo wraps errors in its own: the user's mistakes are raised by the function itself, outside the handler.

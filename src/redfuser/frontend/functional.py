@@ -52,6 +52,9 @@ def functional(gm: fx.GraphModule, example_inputs: Sequence[object]) -> fx.Graph
     owned = [*signature.parameters, *signature.buffers]
     for node, name in zip(placeholders, [*owned, *(o.name for o in originals)], strict=True):
         node.meta["user_name"] = name
+    for node in reversed(graph.nodes):
+        if node.target is aten._assert_tensor_metadata.default:
+            graph.erase_node(node)  # what it asserts of a cast's argument, Dynamo's guards have checked
     _expand_copies(graph)
     _reapply_mutations(graph, signature)
     exported.meta["autocast"] = make_casts_explicit(graph)

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 from redfuser.algebra.nodes import Problem, Stage
 from redfuser.index.expr import DType, Expr, Load, Part, loads, substitute
@@ -26,6 +26,7 @@ class _Frame:
     axis: Axis
     over: tuple[Int, ...]
     members: Mapping[str, Reduce]
+    maps: tuple[Map, ...] = ()
     placed: dict[str, dict[Axis, Int]] = field(default_factory=dict)
     axes: list[Axis] = field(default_factory=list)
 
@@ -40,7 +41,7 @@ def build(program: Program, group: Group) -> Region | None:
     definitions = {d.name: d for d in program.definitions}
     members = {m: d for m in group.members if isinstance(d := definitions[m], Reduce)}
     axis, over = _streamed_axis(next(iter(members.values())))
-    frame = _Frame(axis, over, members)
+    frame = _Frame(axis, over, members, tuple(d for d in program.definitions if isinstance(d, Map)))
     while waiting := [r for r in members.values() if r.name not in frame.placed]:
         if not _place(_next(waiting, frame), frame):
             return None
@@ -105,7 +106,7 @@ def _place(r: Reduce, frame: _Frame) -> bool:
     if wanted is None:
         return False
     if not wanted:
-        equations = _equations(r.body, frame, set(r.axes))
+        equations = _equations(r.body, frame, set(r.axes)) + _read_together(r, frame)
         solved = _solve(r.axes, equations, [as_int(a) for a in frame.axes], frame)
         if solved is None:
             return False
@@ -134,6 +135,18 @@ def _equations(body: Expr, frame: _Frame, own: set[Axis]) -> list[tuple[Int, Int
     for x in loads(body):
         if x.source in frame.placed:
             out += [(i, t) for i, t in zip(x.index, frame.at(x.source), strict=True) if i.axes() & own or not i.axes()]
+    return out
+
+
+def _read_together(r: Reduce, frame: _Frame) -> list[tuple[Int, Int]]:
+    """Equations for a member that an output reads at the same position as a placed one: their axes are the same."""
+    out = []
+    for d in frame.maps:
+        reads = list(loads(d.body))
+        for mine in (x for x in reads if x.source == r.name):
+            for other in (x for x in reads if x.source in frame.placed):
+                at = dict(zip(other.index, frame.at(other.source), strict=True))
+                out += [(as_int(a), at[i]) for a, i in zip(r.axes, mine.index, strict=False) if i in at and i.axes()]
     return out
 
 
@@ -214,7 +227,7 @@ def _place_map(d: Map, frame: _Frame, elements: set[Load]) -> dict[Axis, Int] | 
     fixed = {a for i, _ in equations for a in i.axes()}
     free = [a for a in open_axes if a not in fixed and a.size.value != 1]
     for chosen in (*_streamed_choices(free, frame), {}):
-        trial = _Frame(frame.axis, frame.over, frame.members, frame.placed, list(frame.axes))
+        trial = replace(frame, axes=list(frame.axes))
         candidates = [as_int(a) for a in frame.axes]
         solved = _solve(tuple(a for a in open_axes if a not in chosen), equations, candidates, trial)
         if solved is None:
