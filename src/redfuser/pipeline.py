@@ -51,6 +51,8 @@ def plan_cut(cut: Cut, options: Options) -> Planned | str:
     region = build(cut.lowered.program, max(groups, key=lambda g: len(g.members)))
     if region is None:
         return "its reductions index their kept axes in ways that no common frame covers"
+    if region.problem.axis.size.value == 0:
+        return "the axis that it reduces is empty"
     derivation = derive_checked(region.problem, exact_casts=options.exact_casts, fuse_rounding=options.fuse_rounding)
     return Planned(cut, region, derivation, Plan(region, derivation, options, reference.run))
 
