@@ -21,17 +21,20 @@ def _cross_entropy(
     label_smoothing: float = 0.0,
 ) -> Any:
     """The loss of each row, then its mean or sum: the first runs along the classes, the second along the rows."""
-    if reduction == _NONE or weight is not None:
+    if reduction == _NONE or (weight is not None and (label_smoothing or target.is_floating_point())):
         return NotImplemented
     if label_smoothing and not target.is_floating_point():
         total = _smoothed(logits, target, ignore_index, label_smoothing).sum()
     else:
-        total = aten.cross_entropy_loss(logits, target, None, _NONE, ignore_index, label_smoothing).sum()
+        total = aten.cross_entropy_loss(logits, target, weight, _NONE, ignore_index, label_smoothing).sum()
     if reduction == _SUM:
         return total
     if target.is_floating_point():
         return total / (target.numel() // target.shape[min(1, target.dim() - 1)])
-    return total / (target != ignore_index).sum()
+    counted = target != ignore_index
+    if weight is None:
+        return total / counted.sum()
+    return total / torch.where(counted, weight[torch.where(counted, target, 0)], 0.0).sum()
 
 
 def _smoothed(logits: Tensor, target: Tensor, ignored: int, smoothing: float) -> Tensor:

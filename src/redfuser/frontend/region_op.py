@@ -103,8 +103,10 @@ def _backward(ctx: Any, grads: Sequence[torch.Tensor | None]) -> tuple[Any, ...]
     """Gradients of the unfused sub-graph, recomputed. Differentiable again when the caller asks for it."""
     module = _entries[ctx.handle].cut.module
     again = torch.is_grad_enabled()
-    inputs = [_leaf(x, again) for x in ctx.saved_tensors]
-    wanted = [x for x, needed in zip(inputs, ctx.needs_input_grad[0], strict=True) if needed and x.requires_grad]
+    inputs = [
+        _leaf(x, again) if n else x.detach() for x, n in zip(ctx.saved_tensors, ctx.needs_input_grad[0], strict=True)
+    ]
+    wanted = [x for x in inputs if x.requires_grad]
     found: dict[int, torch.Tensor | None] = {}
     with torch.enable_grad():
         outputs = module(*inputs, *ctx.sizes)

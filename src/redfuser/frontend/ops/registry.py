@@ -9,7 +9,7 @@ from typing import Any, Protocol, TypeVar, Union, cast
 import torch
 import torch.fx as fx
 
-from redfuser.frontend.values import Arg, NotCovered, Scalar, Value, dtype_from_torch, int_from_torch, dimension
+from redfuser.frontend.values import Arg, NotCovered, Scalar, Value, dimension, dtype_from_torch, int_from_torch
 from redfuser.index.expr import DType, Expr
 from redfuser.index.ints import Int
 from redfuser.index.nodes import Reducer
