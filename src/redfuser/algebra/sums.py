@@ -46,6 +46,12 @@ class SumPlacer:
         if not s.reader.kind(stage.body) & D and any(not g.terms for g in groups):
             return s.reader.term(s.accumulate(stage, stage.name, Reducer.SUM, stage.body, self.dtype, "result"))
         text = s.separator.name(stage.body)
+        if not self.dtype.is_float and s.reader.kind(stage.body) & D:
+            raise Refused(
+                RefusalKind.ROUNDING,
+                f"{text} is a sum of integers, which is exact; moving it with an earlier result would round it",
+                "sum the elements apart from the earlier result, or in floating point",
+            )
         if s.reader.kind(stage.body) & D:
             after = " + ".join(f"{s.separator.name(s.spelled(g.scale))} * [{s.separator.name(g.core)}]" for g in groups)
             s.rule(

@@ -24,6 +24,7 @@ from torch.utils import _pytree as pytree
 
 from redfuser.frontend.functional import functional
 from redfuser.frontend.quiet import quiet
+from redfuser.frontend.values import hint_of
 from redfuser.index.nodes import Where
 from redfuser.index.refusals import Refusal, RefusalKind
 
@@ -139,7 +140,7 @@ def _faked(x: object, mode: FakeTensorMode) -> object:
     if not isinstance(x, torch.Tensor):
         return x
     if isinstance(x, FakeTensor):
-        size, stride = ([_hint(n) for n in ns] for ns in (x.shape, x.stride()))
+        size, stride = ([hint_of(n) for n in ns] for ns in (x.shape, x.stride()))
         with mode:
             out: torch.Tensor = torch.empty_strided(size, stride, dtype=x.dtype, device=x.device)
         out.requires_grad_(x.requires_grad)
@@ -149,10 +150,6 @@ def _faked(x: object, mode: FakeTensorMode) -> object:
         if hasattr(x, mark):
             setattr(out, mark, getattr(x, mark))
     return out
-
-
-def _hint(n: int | torch.SymInt) -> int:
-    return int(n.node.hint) if isinstance(n, torch.SymInt) else n
 
 
 def _on_data(error: BaseException | None) -> bool:

@@ -21,10 +21,41 @@ def _cross_entropy(
     label_smoothing: float = 0.0,
 ) -> Any:
     """The loss of each row, then its mean or sum: the first runs along the classes, the second along the rows."""
-    if reduction == _NONE or weight is not None or label_smoothing != 0.0 or target.is_floating_point():
+    if reduction == _NONE or (weight is not None and (label_smoothing or target.is_floating_point())):
         return NotImplemented
-    total = aten.cross_entropy_loss(logits, target, None, _NONE, ignore_index, 0.0).sum()
-    return total if reduction == _SUM else total / (target != ignore_index).sum()
+    if label_smoothing and not target.is_floating_point():
+        total = _smoothed(logits, target, ignore_index, label_smoothing).sum()
+    else:
+        total = aten.cross_entropy_loss(logits, target, weight, _NONE, ignore_index, label_smoothing).sum()
+    if reduction == _SUM:
+        return total
+    if target.is_floating_point():
+        return total / (target.numel() // target.shape[min(1, target.dim() - 1)])
+    counted = target != ignore_index
+    if weight is None:
+        return total / counted.sum()
+    return total / torch.where(counted, weight[torch.where(counted, target, 0)], 0.0).sum()
 
 
-APART: dict[torch._ops.OpOverload, Callable[..., Any]] = {aten.cross_entropy_loss.default: _cross_entropy}
+def _smoothed(logits: Tensor, target: Tensor, ignored: int, smoothing: float) -> Tensor:
+    """The loss of each row where the target shares a part of its weight with all classes."""
+    classes = 0 if logits.dim() == 1 else 1
+    p = aten.log_softmax(logits, classes)
+    even = torch.where(target == ignored, 0.0, -p.sum(classes))
+    hit: Tensor = aten.nll_loss_nd(p, target, None, _NONE, ignored)
+    return hit * (1 - smoothing) + even * (smoothing / logits.shape[classes])
+
+
+def _kl_div(input: Tensor, target: Tensor, reduction: int = _MEAN, *, log_target: bool = False) -> Any:
+    """As for cross-entropy. The classes are taken to be the last dimension; any choice gives the same sum."""
+    if reduction == _NONE or input.dim() < 2:
+        return NotImplemented
+    each = aten.kl_div(input, target, _NONE, log_target=log_target)
+    total = each.sum(-1).sum()
+    return total if reduction == _SUM else total / each.numel()
+
+
+APART: dict[torch._ops.OpOverload, Callable[..., Any]] = {
+    aten.cross_entropy_loss.default: _cross_entropy,
+    aten.kl_div.default: _kl_div,
+}

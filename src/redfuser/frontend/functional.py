@@ -52,9 +52,7 @@ def functional(gm: fx.GraphModule, example_inputs: Sequence[object]) -> fx.Graph
     owned = [*signature.parameters, *signature.buffers]
     for node, name in zip(placeholders, [*owned, *(o.name for o in originals)], strict=True):
         node.meta["user_name"] = name
-    for node in reversed(graph.nodes):
-        if node.target is aten._assert_tensor_metadata.default:
-            graph.erase_node(node)  # what it asserts of a cast's argument, Dynamo's guards have checked
+    _drop_checks(graph)
     _expand_copies(graph)
     _reapply_mutations(graph, signature)
     exported.meta["autocast"] = make_casts_explicit(graph)
@@ -77,6 +75,13 @@ def _with_applied_autocast(gm: fx.GraphModule) -> fx.GraphModule:
             n.target = retarget[n.target]
     out.recompile()
     return out
+
+
+def _drop_checks(graph: fx.Graph) -> None:
+    """Checks of metadata hold by tracing; as users of a value they would make it one to keep."""
+    for n in list(graph.nodes):
+        if n.target is aten._assert_tensor_metadata.default:
+            graph.erase_node(n)
 
 
 def _reapply_mutations(graph: fx.Graph, signature: Any) -> None:

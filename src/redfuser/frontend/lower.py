@@ -21,7 +21,7 @@ from redfuser.frontend.materialise import stored_values
 from redfuser.frontend.ops import OPS, Call
 from redfuser.frontend.ops.registry import Body, Result
 from redfuser.frontend.origins import identifier, name_of, origin_of, where_of
-from redfuser.frontend.values import Arg, NotCovered, Scalar, Value, dtype_from_torch, int_from_torch
+from redfuser.frontend.values import Arg, Mistaken, NotCovered, Scalar, Value, dtype_from_torch, int_from_torch
 from redfuser.index.build import apply, cast, exactly
 from redfuser.index.expr import DType, Expr, Fn, Part, const, load, position
 from redfuser.index.ints import ZERO, Axis, Int, as_int
@@ -33,7 +33,7 @@ from redfuser.index.verify import verify
 _KEPT = ("a", "b", "h", "i", "j")
 _FEW = {1: ["i"], 3: ["b", "i", "j"]}
 _OVER = ("l", "r", "t", "u", "v")
-_SILENT = {"_assert_tensor_metadata", "_assert_scalar", "_assert_async", "sym_constrain_range", "copy_"}
+_SILENT = {"_assert_scalar", "_assert_async", "sym_constrain_range", "copy_"}
 
 
 @dataclass(frozen=True)
@@ -172,6 +172,8 @@ class Driver:
             try:
                 return handler(self, self._call(node, op, overload))
             except NotCovered as why:
+                if isinstance(why, Mistaken):
+                    raise
                 reason = str(why)
                 del self.inputs[before[0] :], self.definitions[before[1] :]
                 self.names = before[2]

@@ -27,8 +27,9 @@ from redfuser.frontend.kinds import (
 )
 from redfuser.frontend.lower import Lowered, lower
 from redfuser.frontend.origins import name_of
-from redfuser.frontend.values import int_from_torch
+from redfuser.frontend.values import hint_of, int_from_torch
 from redfuser.index.ints import Int
+from redfuser.index.nodes import Reduce
 
 
 @dataclass(frozen=True)
@@ -47,6 +48,8 @@ class Cut:
     """A sub-graph. ``module(*inputs, *ints)`` computes ``outputs``; ``lowered`` is its own index program.
 
     ``inputs`` are tensors of the surrounding graph, ``ints`` its symbolic lengths that the sub-graph mentions.
+    ``layouts`` has for each output its dimensions from the outermost in memory to the innermost, as the user's code
+    lays it out.
     """
 
     nodes: tuple[fx.Node, ...]
@@ -56,6 +59,7 @@ class Cut:
     module: fx.GraphModule
     lowered: Lowered
     bindings: tuple[Binding, ...]
+    layouts: tuple[tuple[int, ...], ...]
 
     def sizes(self, inputs: Sequence[torch.Tensor], ints: Sequence[Any]) -> dict[str, Any]:
         """The program's symbolic sizes at a call, by name. Symbolic in, symbolic out."""
@@ -75,6 +79,20 @@ class Cut:
         """The shapes of the outputs over the program's sizes."""
         program = self.lowered.program
         return tuple(tuple(a.size for a in program[o.value].axes) for o in program.outputs)
+
+
+def _layout(x: torch.Tensor) -> tuple[int, ...]:
+    """Row-major unless the elements of ``x`` lie dense in another order."""
+    sizes, strides = ([hint_of(n) for n in ns] for ns in (x.shape, x.stride()))
+    order = sorted(range(x.dim()), key=lambda d: -strides[d])
+    for candidate in (list(range(x.dim())), order):
+        expected, dense = 1, True
+        for d in reversed(candidate):
+            dense &= sizes[d] == 1 or strides[d] == expected
+            expected *= sizes[d]
+        if dense:
+            return tuple(candidate)
+    return tuple(range(x.dim()))
 
 
 def _bindings(inputs: list[fx.Node], ints: list[fx.Node]) -> Iterator[Binding]:
@@ -111,7 +129,7 @@ class _Finder:
         self.core = {n for name in wanted for n in lowered.nodes_of(name)}
         outputs = {o.value for o in lowered.program.outputs}
         # the origin of any other definition stops the walk, and so does whatever the lowering did not cover
-        others = [d.name for d in lowered.program.definitions if d.name not in outputs]
+        others = [d.name for d in lowered.program.definitions if isinstance(d, Reduce) or d.name not in outputs]
         self.stops = {n for name in others for n in lowered.nodes_of(name)} - self.core
         self.stops |= set(lowered.input_nodes.values())
         self.stops |= {n for n in self.graph.nodes if n.op != "call_function"}
@@ -226,7 +244,8 @@ def _build(gm: fx.GraphModule, inside: set[fx.Node], copies: set[fx.Node]) -> Cu
     if any(name not in best for name in needed):
         return None
     bindings = tuple(best[name] for name in needed)
-    return Cut(tuple(nodes), tuple(inputs), tuple(ints), tuple(outputs), module, lowered, bindings)
+    layouts = tuple(_layout(n.meta["val"]) for n in outputs)
+    return Cut(tuple(nodes), tuple(inputs), tuple(ints), tuple(outputs), module, lowered, bindings, layouts)
 
 
 def _module(gm: fx.GraphModule, nodes: list[fx.Node], inputs: list[fx.Node], outputs: list[fx.Node]) -> fx.GraphModule:

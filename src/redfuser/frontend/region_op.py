@@ -61,17 +61,19 @@ def _run(inputs: Sequence[torch.Tensor], sizes: Sequence[int], handle: str) -> l
     if results is None:
         with torch.no_grad():
             results = list(found.cut.module(*inputs, *sizes))
-    return _owned(results, inputs)
+    return _owned(results, inputs, found.cut.layouts)
 
 
-def _owned(results: Sequence[torch.Tensor], inputs: Sequence[torch.Tensor]) -> list[torch.Tensor]:
-    """Contiguous results that share no memory with an input or with each other, as an operator has to give."""
+def _owned(
+    results: Sequence[torch.Tensor], inputs: Sequence[torch.Tensor], layouts: Sequence[tuple[int, ...]]
+) -> list[torch.Tensor]:
+    """Dense results, laid out as the user's code does, that share no memory with an input or with each other."""
     taken = {x.untyped_storage().data_ptr() for x in inputs}
     out: list[torch.Tensor] = []
-    for r in results:
-        r = r.detach().contiguous()
-        if r.untyped_storage().data_ptr() in taken:
-            r = r.clone(memory_format=torch.contiguous_format)
+    for r, layout in zip(results, layouts, strict=True):
+        r = r.detach()
+        if r.untyped_storage().data_ptr() in taken or not r.permute(layout).is_contiguous():
+            r = torch.empty_permuted(r.shape, layout, dtype=r.dtype, device=r.device).copy_(r)
         taken.add(r.untyped_storage().data_ptr())
         out.append(r)
     return out
@@ -84,9 +86,9 @@ def _shapes_only(inputs: Sequence[torch.Tensor], sizes: Sequence[Any], handle: s
     # a CPU scalar may stand among tensors of another device
     device = max(inputs, key=lambda x: x.dim()).device
     out = []
-    for o, shape in zip(program.outputs, cut.shapes, strict=True):
+    for o, shape, layout in zip(program.outputs, cut.shapes, cut.layouts, strict=True):
         lengths = [n.evaluate({s: bound[s.name] for s in n.sizes()}) for n in shape]
-        out.append(torch.empty(lengths, dtype=torch_dtype(program[o.value].dtype), device=device))
+        out.append(torch.empty_permuted(lengths, layout, dtype=torch_dtype(program[o.value].dtype), device=device))
     return out
 
 
@@ -101,8 +103,10 @@ def _backward(ctx: Any, grads: Sequence[torch.Tensor | None]) -> tuple[Any, ...]
     """Gradients of the unfused sub-graph, recomputed. Differentiable again when the caller asks for it."""
     module = _entries[ctx.handle].cut.module
     again = torch.is_grad_enabled()
-    inputs = [_leaf(x, again) for x in ctx.saved_tensors]
-    wanted = [x for x, needed in zip(inputs, ctx.needs_input_grad[0], strict=True) if needed and x.requires_grad]
+    inputs = [
+        _leaf(x, again) if n else x.detach() for x, n in zip(ctx.saved_tensors, ctx.needs_input_grad[0], strict=True)
+    ]
+    wanted = [x for x in inputs if x.requires_grad]
     found: dict[int, torch.Tensor | None] = {}
     with torch.enable_grad():
         outputs = module(*inputs, *ctx.sizes)

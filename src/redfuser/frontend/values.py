@@ -23,6 +23,10 @@ class NotCovered(Exception):
     """This operation, or this use of it, has no lowering. Caught where it is lowered; the text is a reason."""
 
 
+class Mistaken(NotCovered):
+    """PyTorch itself refuses this use of the operation. It stays as written and raises; a decomposition might not."""
+
+
 def dimension(d: int, rank: int) -> int:
     """A dimension counted from the front. One out of range is left to the operation, which raises what eager raises."""
     if not -max(rank, 1) <= d < max(rank, 1):
@@ -48,6 +52,11 @@ def int_from_torch(x: int | torch.SymInt) -> Int:
         node = x.node
         return int_from_sympy(node.expr, _hints(node.shape_env))
     return as_int(int(x))
+
+
+def hint_of(x: int | torch.SymInt) -> int:
+    """The value that a length or stride had when the function was traced."""
+    return int(x.node.hint) if isinstance(x, torch.SymInt) else x
 
 
 def _hints(shape_env: object) -> dict[sympy.Symbol, int]:

@@ -34,14 +34,32 @@ class _Uses:
 
 
 def find(program: Program) -> tuple[Group, ...]:
-    """All cascades of two or more reductions, in program order. A reduction belongs to one at most."""
+    """All cascades of two or more reductions, in program order. A reduction belongs to one at most.
+
+    What the tiles of one cascade compute is in no other: it need not be stored, and that saves the most.
+    """
     reductions = {r.name: r for r in program.reductions}
     uses = {r.name: _uses(r, reductions) for r in reductions.values()}
+    inlined: frozenset[str] = frozenset()
+    while True:
+        groups = _grouped(uses, inlined)
+        found = [Group(members, _producers(program, members, reductions)) for members in groups]
+        members = {m for g in found for m in g.members}
+        taken = inlined.union(*(g.producers & members for g in found))
+        if taken == inlined:
+            return tuple(found)
+        inlined = taken
+
+
+def _grouped(uses: dict[str, _Uses], apart: frozenset[str]) -> list[tuple[str, ...]]:
+    """The cascades of two or more reductions when those in ``apart`` are in none."""
     above = _ancestors(uses)
     groups: dict[str, tuple[str, ...]] = {}
     for name, u in uses.items():
         groups[name] = (name,)
-        near = [p for p in u.fixed if uses[p].extent == u.extent]
+        if name in apart:
+            continue
+        near = [p for p in u.fixed if p not in apart and uses[p].extent == u.extent]
         candidates = {groups[p] for p in near}
         for chosen in _attempts(candidates):
             merged = tuple(n for n in uses if n in set().union(*chosen) | {name})
@@ -49,11 +67,7 @@ def find(program: Program) -> tuple[Group, ...]:
                 for n in merged:
                     groups[n] = merged
                 break
-    out = []
-    for members in dict.fromkeys(groups.values()):
-        if len(members) > 1:
-            out.append(Group(members, _producers(program, members, reductions)))
-    return tuple(out)
+    return [members for members in dict.fromkeys(groups.values()) if len(members) > 1]
 
 
 def _uses(r: Reduce, reductions: dict[str, Reduce]) -> _Uses:

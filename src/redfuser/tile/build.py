@@ -11,7 +11,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 from dataclasses import replace
 
-from redfuser.algebra.nodes import Accumulator, Base, Derivation, Pass, Stage
+from redfuser.algebra.nodes import Accumulator, Base, Derivation, Pass, Stage, Treatment
 from redfuser.index.expr import Cast, Const, Expr, Part, Ref, dtype_of, loads, ref, substitute, transform
 from redfuser.index.ints import ZERO, Axis, Int, as_int
 from redfuser.index.nodes import Map as Definition
@@ -160,13 +160,32 @@ class _Builder:
     def whole(self) -> Kernel:
         low = self.lowering()
         low.inner[self.axis] = None
-        low.expect(s.body for s in self.region.problem.stages)
-        for s in self.region.problem.stages:
-            low.stages[s.name] = self.plain(low, s)
+        if any(Treatment.REBASE in r.treatments for r in self.derivation.reports):
+            # a shift that was rounded when it was stored loses what the moments about a base keep
+            for p in self.derivation.passes:
+                self.at_once(low, p)
+                self.read(low, p)
+        else:
+            low.expect(s.body for s in self.region.problem.stages)
+            for s in self.region.problem.stages:
+                low.stages[s.name] = self.plain(low, s)
         self.write(low, [r for r in self.results if not set(self.swept(r)) - {self.axis}])
         extra = self.sweeps(low, [r for r in self.results if set(self.swept(r)) - {self.axis}], {self.axis})
         note = f"every {self.axis.name} in one tile"
         return self.kernel(low, "whole", note, self.grid, [self.cascade(None), *extra])
+
+    def at_once(self, low: Lowering, p: Pass) -> None:
+        """The state of a pass after a single tile: nothing was there to be corrected."""
+        low.expect(s.element if isinstance(s, Accumulator) else s.value for s in p.steps)
+        for s in p.steps:
+            if isinstance(s, Base):
+                self.bind(low, s.name, low.value(s.value, s.name, s.dtype), Part.VALUE)
+            elif s.reducer.has_index:
+                value, index = low.select(s.element, s.reducer, self.axis, s.k, s.name, s.dtype)
+                self.bind(low, s.name, value, Part.VALUE)
+                self.bind(low, s.name, index, Part.INDEX)
+            else:
+                self.bind(low, s.name, low.reduction(s.element, s.reducer, (self.axis,), s.dtype, s.name), Part.VALUE)
 
     def plain(self, low: Lowering, s: Stage) -> Stored:
         dtype = result_dtype(s.reducer, dtype_of(s.body))

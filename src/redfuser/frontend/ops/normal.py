@@ -9,7 +9,7 @@ from redfuser.frontend.ops.pointwise import elementwise, operand, promoted
 from redfuser.frontend.ops.reductions import internal, mean_of, moments, reduce_dims, rounded
 from redfuser.frontend.ops.registry import Call, Lowering, Result, lowers
 from redfuser.frontend.ops.views import reshaped
-from redfuser.frontend.values import Index, NotCovered, Value, scalar_expr
+from redfuser.frontend.values import Index, Mistaken, NotCovered, Value, scalar_expr
 from redfuser.index.build import apply, as_index, cast
 from redfuser.index.expr import DType, Expr, Fn, const, position
 from redfuser.index.ints import ZERO, Int, as_int, product
@@ -35,7 +35,7 @@ def softmax_of(lo: Lowering, v: Value, d: int) -> Value:
 def softmax(lo: Lowering, call: Call) -> Result:
     v = internal(call.value("self").cast(call.dtype) if "dtype" in call.args else call.value("self"))
     if not v.dtype.is_float:
-        raise NotCovered("softmax of integers")
+        raise Mistaken("softmax of integers")
     if v.rank == 0:
         raise NotCovered("softmax of a scalar")
     d, c = call.dim(), v.dtype

@@ -276,7 +276,7 @@ def _gelu_tanh(c: DType) -> Elementwise:
 
 @lowers("_to_copy", "to", "type_as", "_cast_Float", "convert_element_type")
 def to_dtype(lo: Lowering, call: Call) -> Result:
-    return call.value("self").cast(call.dtype)
+    return call.value(call.first).cast(call.dtype)
 
 
 @lowers("addcmul", "addcdiv", "lerp")

@@ -66,6 +66,11 @@ class Call:
             raise NotCovered(f"{self.op} does not give one tensor")
         return self.meta
 
+    @property
+    def first(self) -> str:
+        """The name of the first argument; primitive operations call it otherwise than ATen's."""
+        return next(iter(self.args))
+
     def value(self, name: str) -> Value:
         v = self.args[name]
         if not isinstance(v, Value):
