@@ -59,7 +59,7 @@ def product(s: State, stage: Stage) -> Term:
         element,
         dtype,
         "result at the running scale",
-        correction=build.mul(state, step),
+        correction=build.where(build.is_identity(state, 0.0), state, build.mul(state, step)),
     )
     name.treatments.add(Treatment.RESCALE)
     s.rule(stage, "rescale", s.separator.name(stage.body), "prod * (scale/scale')^n", "the scale is not zero")

@@ -245,7 +245,7 @@ class Scaled:
         last: Expr = const(0.0, self.dtype)
         for m in self.moving.addends:
             k, r = parameter(s, m)
-            base, test = exponent_base(s, self.stage, r)
+            base, test = exponent_base(s, self.stage, r, self.bounded)
             self.table[r] = self.exponents[r] = base
             total = advance(total, s.inner(k), base, old(base))
             if test is not None:
