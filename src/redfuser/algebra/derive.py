@@ -6,12 +6,12 @@ from redfuser.algebra import place as placing
 from redfuser.algebra.groups import Options, Refused
 from redfuser.algebra.nodes import Derivation, Pass, Problem, Proof, Rule, Stage, StageReport, Treatment
 from redfuser.algebra.reader import cancelled, reads_of
+from redfuser.algebra.say import say
 from redfuser.algebra.state import Notes, State
 from redfuser.algebra.text import report
 from redfuser.index.expr import load, loads
 from redfuser.index.ints import as_int
 from redfuser.index.nodes import Reducer
-from redfuser.index.print import show
 from redfuser.index.refusals import Refusal, RefusalKind
 
 
@@ -67,7 +67,7 @@ def _refuse_cancelled(problem: Problem, s: Stage) -> None:
     if gone:
         raise Refused(
             RefusalKind.UNSUPPORTED,
-            f"{show(gone[0])} cancels out of {show(s.body)}, so where it is NaN or infinite a loop would not show it",
+            f"{say(gone[0])} cancels out of {say(s.body)}; where it is NaN or infinite, a loop without it would not be",
             f"write it without {gone[0].source}",
         )
 

@@ -50,7 +50,7 @@ def extreme(s: State, stage: Stage) -> None:
             RefusalKind.ORDER,
             f"different elements give equal values of {s.separator.name(body)}, and ties must go to the "
             "lowest position",
-            "order the elements before they are rounded or clamped",
+            "rank the elements before they are rounded or clamped",
         )
     s.notes[stage.name].treatments.add(Treatment.ORDER)
     s.rule(stage, "order", f"{reducer} of {s.separator.name(body)}", f"h({reducer} of {s.separator.name(m.key)})",

@@ -34,7 +34,8 @@ def product(s: State, stage: Stage) -> Term:
         raise Refused(
             RefusalKind.NONLINEAR,
             f"a product is taken of {s.separator.name(stage.body)}, which is not an element times a scale",
-            "multiply elements that an earlier result only scales; for exponentials, sum the exponents",
+            f"take the product of elements that {s.separator.which(stage.body)} only scales; for exponentials, sum the "
+            "exponents",
         )
     dtype = accumulator_dtype(stage)
     name = s.notes[stage.name]

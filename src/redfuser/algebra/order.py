@@ -53,9 +53,9 @@ class Ordered:
 def refused(s: Separator, e: Expr) -> Refused:
     return Refused(
         RefusalKind.ORDER,
-        f"the order of {s.name(e)} over the elements depends on an earlier result, so no running extreme "
-        "element can stand for it",
-        "compare elements by a value that the earlier result only shifts or scales",
+        f"which element is the extreme one of {s.name(e)} depends on {s.which(e)}, which is final only after the last "
+        "element",
+        f"rank the elements by something that {s.which(e)} only shifts, or scales by a positive factor",
     )
 
 
