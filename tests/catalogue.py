@@ -114,8 +114,8 @@ def attention_softcap(q, k, v):
 
 @one(lambda: (*qkv(), torch.tensor([0.5, 0.25, 0.125])), "rescale defer")
 def attention_alibi_causal(q, k, v, slopes):
-    i = torch.arange(q.shape[-2])[:, None] + k.shape[-2] - q.shape[-2]
-    j = torch.arange(k.shape[-2])
+    i = torch.arange(q.shape[-2], device=q.device)[:, None] + k.shape[-2] - q.shape[-2]
+    j = torch.arange(k.shape[-2], device=q.device)
     s = q @ k.transpose(-1, -2) * 0.25 + slopes[:, None, None] * (j - i)
     return torch.softmax(s.masked_fill(j > i, float("-inf")), -1) @ v
 

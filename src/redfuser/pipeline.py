@@ -22,7 +22,7 @@ from redfuser.regions.find import Group, find
 from redfuser.regions.nodes import Region
 from redfuser.report.describe import describe
 from redfuser.runtime.plan import Plan
-from redfuser.settings import Options
+from redfuser.settings import Options, current
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,6 +51,8 @@ def plan_cut(cut: Cut, options: Options) -> Planned | str:
     region = build(cut.lowered.program, max(groups, key=lambda g: len(g.members)))
     if region is None:
         return "its reductions index their kept axes in ways that no common frame covers"
+    if any(a.size.value == 0 for i in region.program.inputs for a in i.axes):
+        return "a tensor without elements leaves nothing to fuse"
     derivation = derive_checked(region.problem, exact_casts=options.exact_casts, fuse_rounding=options.fuse_rounding)
     return Planned(cut, region, derivation, Plan(region, derivation, options, reference.run))
 
@@ -84,7 +86,12 @@ def dynamo_backend(options: Options) -> Callable[[fx.GraphModule, list[Any]], Ca
     def choose(lowered: Lowered) -> list[Choice]:
         return [(frozenset(g.members), g.producers, factory) for g in find(lowered.program)]
 
-    return make_backend(choose, rest=options.rest.value)
+    return make_backend(choose, rest=options.rest.value, strict=options.strict)
+
+
+def redfuser_backend(gm: fx.GraphModule, example_inputs: list[Any]) -> Callable[..., Any]:
+    """``torch.compile(fn, backend="redfuser")``, with the options in force where the graph is compiled."""
+    return dynamo_backend(current())(gm, example_inputs)
 
 
 def _unsupported(lowered: Lowered, group: Group, reason: str) -> Refusal:

@@ -16,6 +16,7 @@ from typing import Annotated
 
 from redfuser.errors import UnknownOptionError, suggestion
 from redfuser.index.nodes import Name
+from redfuser.tile.nodes import Strategy
 
 
 class Backend(Name):
@@ -30,20 +31,6 @@ class Rest(Name):
 
     INDUCTOR = "inductor"
     EAGER = "eager"
-
-
-class Strategy(Name):
-    """How a cascade runs: ``auto`` lets the cost decide; the others force it wherever they apply.
-
-    ``whole``: the axis fits one tile, no running update. ``single``: one segment streams the axis. ``multi``: the axis
-    is cut into segments that a fixed-order merge joins. ``unfused``: as the function was written.
-    """
-
-    AUTO = "auto"
-    WHOLE = "whole"
-    SINGLE = "single"
-    MULTI = "multi"
-    UNFUSED = "unfused"
 
 
 @dataclass(frozen=True)

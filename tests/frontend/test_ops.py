@@ -14,7 +14,7 @@ P = torch.rand(4, 6) + 0.1
 T = torch.randn(2, 3, 4, 6)
 M = torch.randn(2, 4, 8)
 IDS = torch.tensor([[0, 2, 1], [3, 3, 0]])
-I = torch.randint(-9, 9, (4, 6))  # noqa: E741
+I = torch.randint(-9, 9, (4, 6))
 B = torch.rand(4, 6) > 0.5
 
 POINTWISE: dict[str, Callable[..., Any]] = {
@@ -82,7 +82,8 @@ REDUCTIONS: dict[str, Callable[..., Any]] = {
     "var_mean": lambda: (lambda t: (*torch.var_mean(t, -1), *torch.std_mean(t, (0, 1), keepdim=True)), T),
     "norms": lambda: (lambda t: (t.norm(dim=-1), t.norm(p=1, dim=1), t.norm(p=3, dim=0), t.norm()), T),
     "vector norms": lambda: (
-        lambda t: tuple(torch.linalg.vector_norm(t, o, -1) for o in (0, 1, 2, float("inf"), -float("inf"))), T
+        lambda t: tuple(torch.linalg.vector_norm(t, o, -1) for o in (0, 1, 2, float("inf"), -float("inf"))),
+        T,
     ),
     "normalize": lambda: (lambda t: F.normalize(t, dim=-1) + F.normalize(t, p=1, dim=1), T),
     "cosine": lambda: (lambda x, y: F.cosine_similarity(x, y, dim=-1), X, Y),
@@ -94,22 +95,27 @@ REDUCTIONS: dict[str, Callable[..., Any]] = {
     "rms_norm": lambda: (lambda t, w: F.rms_norm(t, (6,), w, 1e-6), T, X[0]),
     "group_norm": lambda: (lambda t, w: F.group_norm(t, 2, w, w), torch.randn(2, 4, 3, 5), torch.randn(4)),
     "cross_entropy": lambda: (
-        lambda x, t: (F.cross_entropy(x, t), F.cross_entropy(x, t, reduction="sum")), X, torch.tensor([1, 0, 5, 3])
+        lambda x, t: (F.cross_entropy(x, t), F.cross_entropy(x, t, reduction="sum")),
+        X,
+        torch.tensor([1, 0, 5, 3]),
     ),
     "cross_entropy ignoring": lambda: (
-        lambda x, t: F.cross_entropy(x, t, ignore_index=0, reduction="none"), X, torch.tensor([1, 0, 5, 3])
+        lambda x, t: F.cross_entropy(x, t, ignore_index=0, reduction="none"),
+        X,
+        torch.tensor([1, 0, 5, 3]),
     ),
-    "weighted cross_entropy": lambda: (
-        lambda x, t, w: F.cross_entropy(x, t, w), X, torch.tensor([1, 0, 5, 3]), P[0]
-    ),
+    "weighted cross_entropy": lambda: (lambda x, t, w: F.cross_entropy(x, t, w), X, torch.tensor([1, 0, 5, 3]), P[0]),
     "cross_entropy of images": lambda: (
-        lambda x, t: F.cross_entropy(x, t), torch.randn(2, 5, 3), torch.tensor([[0, 4, 2], [1, 1, 3]])
+        lambda x, t: F.cross_entropy(x, t),
+        torch.randn(2, 5, 3),
+        torch.tensor([[0, 4, 2], [1, 1, 3]]),
     ),
     "nll_loss": lambda: (lambda x, t: F.nll_loss(x.log_softmax(-1), t), X, torch.tensor([1, 0, 5, 3])),
     "mse and l1": lambda: (lambda x, y: F.mse_loss(x, y) + F.l1_loss(x, y), X, Y),
     "kl_div": lambda: (lambda x, y: F.kl_div(x.log_softmax(-1), y.softmax(-1), reduction="sum"), X, Y),
     "length one": lambda: (
-        lambda x: (x[:1].sum(0), x[:, :1].softmax(-1), x[:1].amax(0), x[:1].var(0, correction=0)), X
+        lambda x: (x[:1].sum(0), x[:, :1].softmax(-1), x[:1].amax(0), x[:1].var(0, correction=0)),
+        X,
     ),
 }
 CONTRACTIONS: dict[str, Callable[..., Any]] = {
@@ -122,7 +128,8 @@ CONTRACTIONS: dict[str, Callable[..., Any]] = {
     "addmm": lambda: (lambda x, y: torch.addmm(x[:, :4], x, y.T, beta=0.5, alpha=2), X, Y),
     "baddbmm": lambda: (lambda m: torch.baddbmm(m[:, :, :4], m, m.mT), M),
     "einsum": lambda: (
-        lambda t: torch.einsum("bhid,bhjd->bhij", t, t) + torch.einsum("b h i d -> b h i", t)[..., None], T
+        lambda t: torch.einsum("bhid,bhjd->bhij", t, t) + torch.einsum("b h i d -> b h i", t)[..., None],
+        T,
     ),
     "einsum implicit": lambda: (lambda x, y: torch.einsum("ij,kj", x, y), X, Y),
     "einsum outer": lambda: (lambda x, y: torch.einsum("i,j->ij", x[0], y[1]), X, Y),
@@ -153,7 +160,7 @@ STRUCTURE: dict[str, Callable[..., Any]] = {
     "cat": lambda: (lambda x, y: torch.cat([x, y, x], 1).sum(1) + torch.cat([x, y])[3, 0], X, Y),
     "stack": lambda: (lambda x, y: torch.stack([x, y], 1).amax(1), X, Y),
     "rotate half": lambda: (lambda t: torch.cat((-t[..., 3:], t[..., :3]), -1) @ t.mT, T),
-    "pad": lambda: (lambda x: F.pad(x, (1, 2)) .sum(-1) + F.pad(x, (0, 0, 1, 0), value=2.0)[1:, 0], X),
+    "pad": lambda: (lambda x: F.pad(x, (1, 2)).sum(-1) + F.pad(x, (0, 0, 1, 0), value=2.0)[1:, 0], X),
     "assign slice": lambda: (lambda x, y: slice_assigned(x, y), X, Y),
     "diff": lambda: (lambda x: x.diff(dim=-1), X),
     "glu": lambda: (lambda x: F.glu(x, -1), X),

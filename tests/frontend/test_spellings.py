@@ -8,6 +8,8 @@ import torch
 import torch.nn.functional as F
 from lowering import check, shape_of
 
+from redfuser.index.print import show_program
+
 Tensor = torch.Tensor
 Q, K, V = torch.randn(2, 4, 5, 8), torch.randn(2, 4, 7, 8), torch.randn(2, 4, 7, 8)
 BIAS = torch.randn(5, 7)
@@ -163,3 +165,38 @@ def test_residual_stream_is_stored() -> None:
     lowered = check(f, Q[0, 0], K[0, 0, :, :].mT @ V[0, 0], V[0, 1, :, :].mT @ K[0, 1])
     stored = [d for d in lowered.program.definitions[:-1] if not hasattr(d, "over")]
     assert len(stored) == 1
+
+
+def test_causal_masks_have_one_form() -> None:
+    i, l = torch.arange(5)[:, None], torch.arange(7)
+    ones = torch.ones(5, 7, dtype=torch.bool)
+    spelled: list[Callable[[Tensor], Tensor]] = [
+        lambda s: torch.where(l_() <= i_(), s, -torch.inf),
+        lambda s: torch.where(i_() >= l_(), s, -torch.inf),
+        lambda s: s.masked_fill(l_() > i_(), -torch.inf),
+        lambda s: s.masked_fill(~(l_() - i_() < 1), -torch.inf),
+        lambda s: s.masked_fill(torch.ones(5, 7, dtype=torch.bool).triu(1), -torch.inf),
+        lambda s: s.masked_fill(~torch.ones(5, 7, dtype=torch.bool).tril(), -torch.inf),
+        lambda s: s.masked_fill(torch.ones(5, 7).tril() == 0, -torch.inf),
+        lambda s: s.masked_fill((l_() <= i_()).int() != 1, -torch.inf),
+    ]
+    assert (l <= i).equal(ones.tril())
+    programs = [check(lambda s, f=f: f(s).amax(-1), torch.randn(5, 7)).program for f in spelled]
+    bodies = {show_program(p).split(" of ")[1].split("\n")[0] for p in programs}
+    assert bodies == {"where(l <= i, s[i, l], -inf)"}
+
+
+def i_() -> Tensor:
+    return torch.arange(5)[:, None]
+
+
+def l_() -> Tensor:
+    return torch.arange(7)
+
+
+def test_a_difference_from_its_logsumexp_is_a_log_softmax() -> None:
+    t = torch.rand(5, 7)
+    by_logsumexp = check(lambda x, t: (t * (x - x.logsumexp(-1, keepdim=True))).sum(-1), torch.randn(5, 7), t)
+    by_softmax = check(lambda x, t: (t * x.log_softmax(-1)).sum(-1), torch.randn(5, 7), t)
+    texts = [show_program(p.program).replace("log_softmax", "logsumexp") for p in (by_logsumexp, by_softmax)]
+    assert texts[0] == texts[1]

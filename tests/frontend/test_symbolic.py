@@ -28,9 +28,7 @@ def at_lengths(fn: Callable[..., Any], make: Callable[[int], list[Any]], marks: 
     for n in (2, 3, 8, 11, 40):
         again = make(n)
         given = {p: again[k] for p, k in zip(places, order, strict=True) if k is not None}
-        arrays = {
-            name: widened(given[node]).numpy() for name, node in lowered.input_nodes.items() if node in given
-        }
+        arrays = {name: widened(given[node]).numpy() for name, node in lowered.input_nodes.items() if node in given}
         found = evaluate(lowered.program, arrays, {size.name: n})
         want = fn(*(widened(a) for a in again))
         for f, w in zip(found, want if isinstance(want, tuple) else (want,), strict=True):

@@ -8,7 +8,7 @@ import torch
 
 from redfuser.index.eval import evaluate, round_to
 from redfuser.index.expr import Apply, Cast, DType, Expr, Fn, Part, const, load, position
-from redfuser.index.ints import Axis, Gather, Int, Size, as_int, as_int_atom
+from redfuser.index.ints import Axis, Gather, Int, Size, as_int
 from redfuser.index.nodes import Input, Map, Output, Program, Reduce, Reducer
 from redfuser.index.verify import verify
 
@@ -97,7 +97,7 @@ def value(e: Expr, n: int = 4, **inputs: np.ndarray) -> np.ndarray:
     return evaluate(program, inputs, {"n": n}, rounded=True)[0]
 
 
-I = Axis("i", as_int(Size("n", 4)))  # noqa: E741
+I = Axis("i", as_int(Size("n", 4)))
 
 
 @pytest.mark.parametrize("dtype", [DType.UINT8, DType.INT8, DType.INT16, DType.INT32])
@@ -122,7 +122,7 @@ def test_loads_out_of_range_are_clipped() -> None:
 
 
 def test_gathered_index() -> None:
-    at = as_int_atom(Gather(Cast(load("x", (as_int(I),), DType.FLOAT32), DType.INT64), I.size))
+    at = as_int(Gather(Cast(load("x", (as_int(I),), DType.FLOAT32), DType.INT64), I.size))
     assert value(load("x", (at,), DType.FLOAT32), x=np.array([2.0, 0, 1, 3])).tolist() == [1, 2, 0, 3]
 
 

@@ -46,7 +46,7 @@ def assert_same_meaning(before: Program, after: Program) -> None:
 
 
 def row_sum(name: str, f: Callable[[Int, Int], Expr], length: int = L, reducer: Reducer = Reducer.SUM) -> Reduce:
-    i, l = axes(N, length)  # noqa: E741
+    i, l = axes(N, length)
     return Reduce(name, (i,), (l,), reducer, f(as_int(i), as_int(l)), F)
 
 

@@ -1,4 +1,4 @@
-# ruff: noqa: E741, E501
+# ruff: noqa: E501
 """Cascades built by hand for tests of tile programs: a region, its derivation, inputs, and the plain torch result."""
 
 from __future__ import annotations

@@ -48,7 +48,7 @@ def _compares(e: Expr) -> bool:
 
 @pytest.mark.parametrize("mask", ["causal", "window", "prefix", "blocks"])
 def test_exactly_the_needed_tiles(mask: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    i, l, tile, row, window = 40, 56, 4, 8, 14  # noqa: E741
+    i, l, tile, row, window = 40, 56, 4, 8, 14
     case = cases.attention(b=1, h=1, i=i, l=l, mask=mask, window=window)
     seen = visited(case, tile, row, monkeypatch)
     rows, positions = torch.arange(i)[:, None], torch.arange(l)[None, :]

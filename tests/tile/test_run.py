@@ -133,7 +133,7 @@ def test_lengths_known_only_at_the_call(mask: str) -> None:
         Schedule(Strategy.MULTI, 8, 16, segments=3),
     ):
         p = build(hint.region, hint.derivation, schedule)
-        for i, l in ((1, 1), (5, 37), (33, 70), (16, 16)):  # noqa: E741
+        for i, l in ((1, 1), (5, 37), (33, 70), (16, 16)):
             case = cases.attention(b=1, h=2, i=i, l=l, mask=mask, probabilities=True, symbolic=True)
             for a, b in zip(run(p, case.inputs, case.sizes), case.expected(case.inputs), strict=True):
                 torch.testing.assert_close(a.double(), b, rtol=1e-5, atol=2e-6, equal_nan=True)

@@ -150,6 +150,25 @@ def read_once(e: Expr) -> frozenset[str]:
     return frozenset(x.name for x in walk(e) if isinstance(x, Ref) and count[x] <= 1)
 
 
+def passing_guards(body: tuple[Statement, ...]) -> frozenset[int]:
+    """The guards (by identity) whose result is only reduced, and no more when their argument is used for the last time.
+
+    A guard shares the memory of its argument; after such a guard the argument may still be overwritten at its end.
+    """
+    out: set[int] = set()
+    last = {name: n for n, s in enumerate(body) for name in uses_of(s)}
+    made = {v.name for s in body if not isinstance(s, Declare) for v in outputs_of(s)}
+    for s in body:
+        if isinstance(s, Loop):
+            out |= passing_guards(s.body)
+        elif isinstance(s, Guard) and s.arg in made:
+            readers = [x for x in body if s.out.name in uses_of(x)]
+            reduced = all(isinstance(x, Reduce | Dot | Select) for x in readers)
+            if reduced and last.get(s.out.name, -1) < last[s.arg]:
+                out.add(id(s))
+    return frozenset(out)
+
+
 def last_uses(body: tuple[Statement, ...]) -> dict[int, frozenset[str]]:
     """For each statement (by identity) the values that nothing reads after it."""
     out: dict[int, frozenset[str]] = {}

@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 
 from redfuser.backends import select
-from redfuser.backends.memory import Place, last_uses, read_once
+from redfuser.backends.memory import Place, last_uses, passing_guards, read_once
 from redfuser.backends.torch_expr import TORCH, Owned, evaluate
 from redfuser.index.expr import Const, Ref
 from redfuser.index.ints import ZERO, Atom, Axis, FloorDiv, Gather, Int, Mod, Size, as_int
@@ -136,6 +136,7 @@ class _Execution:
         self.free: frozenset[str] = frozenset()
         self.once: dict[int, frozenset[str]] = {}
         self.ends = last_uses(k.body)
+        self.passing = passing_guards(k.body)
         self.spans = {v.name: v.axes for s in _walk(k.body) for v in outputs_of(s)}
         self.places: dict[int, Place | None] = {}
         self.plans: dict[int, _DotPlan] = {}
@@ -263,7 +264,8 @@ class _Execution:
         start, stop = self.range[s.axis]
         if x.shape[d] == stop - start:
             own = s.arg in self.owned and s.arg in self.dying
-            self.owned.discard(s.arg)
+            if id(s) not in self.passing:
+                self.owned.discard(s.arg)
             self.put(s.out.name, x, own)
         else:
             shape = list(x.shape)

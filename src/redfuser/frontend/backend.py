@@ -32,8 +32,10 @@ Compiled = Callable[..., Any]
 Rest = Literal["inductor", "eager"]
 
 
-def make_backend(choose: Choose, rest: Rest = "inductor") -> Callable[[fx.GraphModule, list[Any]], Compiled]:
-    """A backend for ``torch.compile``.
+def make_backend(
+    choose: Choose, rest: Rest = "inductor", strict: bool = False
+) -> Callable[[fx.GraphModule, list[Any]], Compiled]:
+    """A backend for ``torch.compile``. What goes wrong on our side is raised when ``strict``, else logged.
 
     ``choose`` looks at a lowered graph and names what to fuse: members and producers of each cascade, and a factory
     that makes the kernel for the cut around them, or None to leave it. ``rest`` compiles what is not fused.
@@ -43,6 +45,8 @@ def make_backend(choose: Choose, rest: Rest = "inductor") -> Callable[[fx.GraphM
         try:
             fused = rewrite(gm, example_inputs, choose)
         except Exception:
+            if strict:
+                raise
             log.warning("a graph is left as it is: fusing it failed", exc_info=True)
             fused = None
         if fused is None:
@@ -53,6 +57,8 @@ def make_backend(choose: Choose, rest: Rest = "inductor") -> Callable[[fx.GraphM
             with torch._C._DisableAutocast() if fused.meta["autocast"] else contextlib.nullcontext():
                 return _as_traced(fused, hand_over(fused, example_inputs, rest))
         except Exception:
+            if strict:
+                raise
             log.warning("a graph is left as it is: compiling around the fused regions failed", exc_info=True)
             return hand_over(gm, example_inputs, rest)
 

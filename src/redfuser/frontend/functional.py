@@ -12,6 +12,7 @@ from torch._functorch.aot_autograd import aot_export_module
 from torch.amp import autocast_mode
 
 from redfuser.frontend.autocast import make_casts_explicit
+from redfuser.frontend.composites import APART
 from redfuser.frontend.kinds import op_of
 
 aten = torch.ops.aten
@@ -40,7 +41,9 @@ def functional(gm: fx.GraphModule, example_inputs: Sequence[object]) -> fx.Graph
     are any, and then the graph has to run with autocast off. Nothing is computed on data.
     """
     source = _with_applied_autocast(gm)
-    exported, signature = aot_export_module(source, list(example_inputs), trace_joint=False, pre_dispatch=True)
+    exported, signature = aot_export_module(
+        source, list(example_inputs), trace_joint=False, pre_dispatch=True, decompositions=APART
+    )
     assert isinstance(exported, fx.GraphModule)
     graph = exported.graph
     placeholders = [n for n in graph.nodes if n.op == "placeholder"]

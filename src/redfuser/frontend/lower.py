@@ -66,7 +66,8 @@ def lower(gm: fx.GraphModule) -> Lowered:
             outputs = [n for n in pytree.tree_leaves(node.args) if isinstance(n, fx.Node)]
         else:
             driver.visit(node)
-    kept = [n for n in outputs if isinstance(driver.env.get(n), Value)]
+    wanted = [*outputs, *driver.read_outside]
+    kept = [n for n in dict.fromkeys(wanted) if isinstance(driver.env.get(n), Value) and n.op == "call_function"]
     for n in kept:
         driver.output(n)
     written = Program(tuple(driver.inputs), tuple(driver.definitions), tuple(driver.outputs))
@@ -89,6 +90,7 @@ class Driver:
     node_of: dict[str, fx.Node] = field(default_factory=dict)
     input_nodes: dict[str, fx.Node] = field(default_factory=dict)
     names: set[str] = field(default_factory=set)
+    read_outside: list[fx.Node] = field(default_factory=list)  # what operations that are not covered read
     current: fx.Node | None = None
     stored: frozenset[fx.Node] = frozenset()
 
@@ -348,6 +350,7 @@ class Driver:
             return None
 
     def _refuse(self, node: fx.Node, why: str) -> None:
+        self.read_outside += [n for n in node.all_input_nodes if n not in self.read_outside]
         op = str(node.target).removeprefix("aten.")
         hint = "what comes before and after it still fuses; write it with covered operations to fuse across it"
         self.refusals.append(Refusal(f"{name_of(node)} ({op})", RefusalKind.OPAQUE_OP, why, hint, where_of(node)))
@@ -425,5 +428,3 @@ def _at(axes: tuple[Axis, ...], places: list[int], rank: int) -> tuple[Int, ...]
     for a, p in zip(axes, places, strict=True):
         out[p] = as_int(a)
     return tuple(out)
-
-

@@ -219,7 +219,7 @@ def _build(gm: fx.GraphModule, inside: set[fx.Node], copies: set[fx.Node]) -> Cu
     module = _module(gm, nodes, [*inputs, *ints], outputs)
     lowered = lower(module)
     best: dict[str, Binding] = {}
-    for b in sorted(_bindings(inputs, ints), key=lambda b: (b.scale != 1 or b.offset != 0)):
+    for b in sorted(_bindings(inputs, ints), key=lambda b: b.scale != 1 or b.offset != 0):
         best.setdefault(b.name, b)
     mentioned = {s.name for n in ints for s in int_from_torch(n.meta["val"]).sizes()}
     needed = sorted({s.name for s in lowered.program.sizes} | mentioned)
@@ -229,9 +229,7 @@ def _build(gm: fx.GraphModule, inside: set[fx.Node], copies: set[fx.Node]) -> Cu
     return Cut(tuple(nodes), tuple(inputs), tuple(ints), tuple(outputs), module, lowered, bindings)
 
 
-def _module(
-    gm: fx.GraphModule, nodes: list[fx.Node], inputs: list[fx.Node], outputs: list[fx.Node]
-) -> fx.GraphModule:
+def _module(gm: fx.GraphModule, nodes: list[fx.Node], inputs: list[fx.Node], outputs: list[fx.Node]) -> fx.GraphModule:
     graph = fx.Graph()
     env: dict[fx.Node, fx.Node] = {}
     for n in inputs:

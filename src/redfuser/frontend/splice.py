@@ -19,9 +19,7 @@ def splice(gm: fx.GraphModule, cut: Cut, kernel: Kernel) -> None:
     while anchor.next.op in ("placeholder", "get_attr"):
         anchor = anchor.next
     with graph.inserting_after(anchor):
-        call = graph.call_function(
-            torch.ops.redfuser.region.default, (list(cut.inputs), list(cut.ints), handle)
-        )
+        call = graph.call_function(torch.ops.redfuser.region.default, (list(cut.inputs), list(cut.ints), handle))
     call.meta = {**cut.outputs[-1].meta, "val": [n.meta["val"] for n in cut.outputs]}
     last = call
     inside = set(cut.nodes)

@@ -23,6 +23,13 @@ class NotCovered(Exception):
     """This operation, or this use of it, has no lowering. Caught where it is lowered; the text is a reason."""
 
 
+def dimension(d: int, rank: int) -> int:
+    """A dimension counted from the front. One out of range is left to the operation, which raises what eager raises."""
+    if not -max(rank, 1) <= d < max(rank, 1):
+        raise NotCovered(f"dimension {d} of a tensor with {rank}")
+    return d % max(rank, 1)
+
+
 def dtype_from_torch(d: torch.dtype) -> DType:
     found = _TORCH.get(d)
     if found is None:

@@ -223,11 +223,46 @@ def _fold_comparison(fn: Fn, args: tuple[Expr, ...]) -> Expr | None:
             Fn.LT: x < y, Fn.LE: x <= y, Fn.GT: x > y, Fn.GE: x >= y, Fn.EQ: x == y, Fn.NE: x != y,
         }[fn]  # fmt: skip
         return const(answer, DType.BOOL)
+    chosen = _choice(a)
+    if chosen is not None and isinstance(b, Const):
+        # a mask that was made a number and is now compared: (1.0 if c else 0.0) == 0.0 is not c
+        condition, yes, no = chosen
+        answers = apply(fn, (yes, b), DType.BOOL), apply(fn, (no, b), DType.BOOL)
+        return apply(Fn.WHERE, (condition, *answers), DType.BOOL)
     i, j = index_of(a), index_of(b)
     if i is None or j is None:
         return None
     decided = compare(fn, i, j)
-    return None if decided is None else const(decided, DType.BOOL)
+    return const(decided, DType.BOOL) if decided is not None else _ordered(fn, i, j)
+
+
+def _choice(e: Expr) -> tuple[Expr, Const, Const] | None:
+    """Condition and the two constants between which it chooses."""
+    match e:
+        case Apply(fn=Fn.WHERE, args=(condition, Const() as yes, Const() as no)):
+            return condition, yes, no
+        case Cast(arg=condition) if dtype_of(condition) is DType.BOOL:
+            return condition, const(1, e.dtype), const(0, e.dtype)
+        case _:
+            return None
+
+
+def _ordered(fn: Fn, a: Int, b: Int) -> Expr | None:
+    """One form for comparisons of positions: ``l <= j`` for ``j >= l``, ``l < j + 1`` and ``l - j < 1``."""
+    if fn in (Fn.GT, Fn.GE):
+        fn, a, b = (Fn.LT if fn is Fn.GT else Fn.LE), b, a
+    if fn not in (Fn.LT, Fn.LE):
+        return None
+    difference = b - a
+    left, right = (Int(tuple((m, s * c) for m, c in difference.terms if s * c > 0)) for s in (-1, 1))
+    number = dict(right.terms).get((), 0)
+    if fn is Fn.LT and number >= 1 and len(right.terms) > 1:
+        fn, right = Fn.LE, right - 1
+    elif fn is Fn.LE and dict(left.terms).get((), 0) >= 1:
+        fn, left = Fn.LT, left - 1
+    elif fn is Fn.LE and right.value is not None:
+        fn, right = Fn.LT, right + 1
+    return Apply(fn, (position(left), position(right)), DType.BOOL)
 
 
 def compare(fn: Fn, a: Int, b: Int) -> bool | None:

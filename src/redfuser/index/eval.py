@@ -289,5 +289,3 @@ def _topk(x: Array, k: int) -> dict[Part, Array]:
         order = np.argsort(-x.astype(np.int64), axis=-1, kind="stable")
     at = order[..., :k]
     return {Part.VALUE: np.take_along_axis(x, at, -1), Part.INDEX: at.astype(np.int64)}
-
-

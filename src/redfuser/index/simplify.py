@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import replace
 
-from redfuser.index.build import apply, cast, refold
+from redfuser.index.build import apply, cast, index_of, refold
 from redfuser.index.expr import (
     Apply,
     Expr,
@@ -17,6 +17,8 @@ from redfuser.index.expr import (
     Load,
     Position,
     children,
+    dtype_of,
+    is_infinite,
     load,
     loads,
     substitute,
@@ -31,7 +33,8 @@ Renamed = dict[str, str]
 def simplify(p: Program) -> tuple[Program, Renamed]:
     """All of the rewrites below, in the order in which each helps the next."""
     renamed: Renamed = {}
-    for rewrite in (merge_equal, drop_second_shift, split_off_single_elements, merge_equal, split_grouped_axes):
+    shifts = drop_second_shift, open_logsumexp
+    for rewrite in (merge_equal, *shifts, split_off_single_elements, merge_equal, split_grouped_axes):
         p, new = rewrite(p)
         renamed = {old: new.get(name, name) for old, name in renamed.items()} | new
     return needed(p), renamed
@@ -149,6 +152,58 @@ def _without_second(e: Expr, shifts: Mapping[str, str]) -> Expr:
     return go(e)
 
 
+# -- x - logsumexp(x) inside a sum over the same row ------------------------------------------------------------------
+def open_logsumexp(p: Program) -> tuple[Program, Renamed]:
+    """sum over l of f(x - (m if |m| is inf else m + log z))   ->   sum over l of f((x - m) - log z), m the max of x.
+
+    Only inside a sum over the row of x: where m is infinite, an element of the row is NaN in both forms.
+    """
+    maxima = {d.name: d for d in p.definitions if isinstance(d, Reduce) and d.reducer is Reducer.MAX}
+    out: list[Definition] = []
+    for d in p.definitions:
+        if isinstance(d, Reduce) and d.reducer is Reducer.SUM and len(d.over) == 1:
+            d = replace(d, body=_opened(d.body, d.over[0], maxima))
+        out.append(d)
+    return Program(p.inputs, tuple(out), p.outputs), {}
+
+
+def _opened(e: Expr, axis: Axis, maxima: Mapping[str, Reduce]) -> Expr:
+    memo: dict[Expr, Expr] = {}
+
+    def go(x: Expr) -> Expr:
+        done = memo.get(x)
+        if done is None:
+            args = children(x)
+            done = refold(x, tuple(go(a) for a in args)) if args else x
+            match done:
+                case Apply(fn=Fn.SUB, args=(y, Apply(fn=Fn.WHERE, args=(_, a, b)))):
+                    for m, total in ((a, b), (b, a)):
+                        if isinstance(m, Load) and _adds_log(m, total) and _is_row_maximum(m, y, axis, maxima):
+                            log = children(total)[1]
+                            wide = dtype_of(x)
+                            done = Apply(Fn.SUB, (Apply(Fn.SUB, (y, m), wide), log), wide)
+            memo[x] = done
+        return done
+
+    return go(e)
+
+
+def _adds_log(m: Expr, total: Expr) -> bool:
+    match total:
+        case Apply(fn=Fn.ADD, args=(n, Apply(fn=Fn.LOG))):
+            return n is m
+        case _:
+            return False
+
+
+def _is_row_maximum(m: Load, y: Expr, axis: Axis, maxima: Mapping[str, Reduce]) -> bool:
+    first = maxima.get(m.source)
+    if first is None or len(first.over) != 1 or first.over[0].size is not axis.size:
+        return False
+    mapping = dict(zip(first.axes, m.index, strict=True)) | {first.over[0]: as_int(axis)}
+    return substitute(first.body, mapping) is y
+
+
 # -- a single element at the end of a reduced axis -------------------------------------------------------------------
 _JOIN = {
     Reducer.SUM: Fn.ADD, Reducer.PROD: Fn.MUL, Reducer.MAX: Fn.MAXIMUM, Reducer.MIN: Fn.MINIMUM,
@@ -208,23 +263,19 @@ def _pieces(d: Reduce) -> tuple[Reduce, Expr] | None:
 
 
 def _breakpoints(e: Expr, axis: Axis) -> Iterator[Int]:
-    """Positions p with a predicate ``axis < p`` that no other axis enters."""
+    """Positions p with a choice by ``axis < p`` that no other axis enters. A mask is none: it chooses an infinity."""
     for x in walk(e):
         match x:
-            case Apply(fn=Fn.LT, args=(a, b)):
-                i, j = (y.index if isinstance(y, Position) else None for y in (a, b))
-                j = j if j is not None else _number(b)
-                if i is None or j is None or i.coefficient(axis) is not ONE:
+            case Apply(fn=Fn.WHERE, args=(Apply(fn=Fn.LT | Fn.LE as fn, args=(a, b)), yes, no)):
+                i, j = index_of(a), index_of(b)
+                if i is None or j is None or is_infinite(yes) or is_infinite(no):
                     continue
-                point = j - (i - as_int(axis))
+                # j - i > 0 (or >= 0) is  axis < point
+                point = j - i + as_int(axis) + (1 if fn is Fn.LE else 0)
+                if (i - j).coefficient(axis) is not ONE:
+                    continue
                 if not point.axes() and not any(True for _ in point.gathers()):
                     yield point
-
-
-def _number(e: Expr) -> Int | None:
-    from redfuser.index.build import index_of
-
-    return index_of(e)
 
 
 # -- an axis that is really two --------------------------------------------------------------------------------------
@@ -295,5 +346,3 @@ def _divisions(i: Int) -> Iterator[FloorDiv | Mod]:
         if isinstance(a, FloorDiv | Mod):
             yield a
             yield from _divisions(a.num)
-
-

@@ -13,7 +13,7 @@ from dataclasses import dataclass, field
 
 from redfuser.algebra.nodes import Problem, Stage
 from redfuser.index.expr import DType, Expr, Load, Part, loads, substitute
-from redfuser.index.ints import ZERO, Axis, FloorDiv, Int, Mod, as_int, product
+from redfuser.index.ints import ZERO, Axis, FloorDiv, Int, as_int, product
 from redfuser.index.nodes import Map, Program, Reduce
 from redfuser.regions.find import Group
 from redfuser.regions.nodes import Region, Result
@@ -62,6 +62,10 @@ def build(program: Program, group: Group) -> Region | None:
             return None
         results.append(_map_result(d, placed, frame, known))
     producers = tuple(d for d in program.definitions if isinstance(d, Reduce) and d.name in group.producers)
+    available = {i.name for i in program.inputs} | set(known) | {p.name for p in producers}
+    bodies = [*(s.body for s in stages), *(p.body for p in producers), *(r.body for r in results)]
+    if any(x.source not in available for body in bodies for x in loads(body)):
+        return None
     return Region(program, Problem(axis, stages), producers, tuple(results))
 
 
@@ -70,12 +74,17 @@ def _streamed_axis(r: Reduce) -> tuple[Axis, tuple[Int, ...]]:
     if len(r.over) == 1:
         return r.over[0], (as_int(r.over[0]),)
     flat = Axis("".join(a.name for a in r.over), product(a.size for a in r.over))
+    return flat, _digits(flat, r.over)
+
+
+def _digits(flat: Axis, axes: tuple[Axis, ...]) -> tuple[Int, ...]:
+    """The positions of ``axes`` at one position of an axis as long as all of them together."""
     out: list[Int] = []
     rest = as_int(flat)
-    for a in reversed(r.over[1:]):
+    for a in reversed(axes[1:]):
         out.append(rest % a.size)
         rest = rest // a.size
-    return flat, (rest, *reversed(out))
+    return (rest, *reversed(out))
 
 
 def _next(waiting: list[Reduce], frame: _Frame) -> Reduce:
@@ -199,42 +208,53 @@ def _reduction_result(r: Reduce, stage: Stage, frame: _Frame, part: Part) -> Res
 def _place_map(d: Map, frame: _Frame, elements: set[Load]) -> dict[Axis, Int] | None:
     """Where the axes of an output map lie: fixed by the stages it reads, then by streaming the same elements."""
     equations = _equations(d.body, frame, set(d.axes))
+    split = _split_axes(d.axes, equations)
+    equations = [(i.substitute(split), target) for i, target in equations]
+    open_axes = [a for a in d.axes if a not in split] + [a for i in split.values() for a in i.axes() if a.name == _PART]
     fixed = {a for i, _ in equations for a in i.axes()}
-    free = [a for a in d.axes if a not in fixed]
+    free = [a for a in open_axes if a not in fixed and a.size.value != 1]
     for chosen in (*_streamed_choices(free, frame), {}):
         trial = _Frame(frame.axis, frame.over, frame.members, frame.placed, list(frame.axes))
-        shifted = [(i.substitute(chosen), target) for i, target in equations]
-        open_axes = tuple(a for a in d.axes if a not in chosen)
-        solved = _solve(open_axes, shifted, [as_int(a) for a in frame.axes], trial)
+        candidates = [as_int(a) for a in frame.axes]
+        solved = _solve(tuple(a for a in open_axes if a not in chosen), equations, candidates, trial)
         if solved is None:
             continue
-        where = {a: chosen[a] if a in chosen else solved[a] for a in d.axes}
+        leaves = {**solved, **chosen}
+        where = {a: (split[a].substitute(leaves) if a in split else leaves[a]) for a in d.axes}
         moved = {x for x in loads(substitute(d.body, where)) if any(frame.axis in i.axes() for i in x.index)}
         if not chosen or moved & elements:
             return where
     return None
 
 
+_PART = "part"
+
+
+def _split_axes(axes: tuple[Axis, ...], equations: list[tuple[Int, Int]]) -> dict[Axis, Int]:
+    """Axes of which a stage knows only the quotient by a length: a becomes k*(that quotient) + a part below k."""
+    out: dict[Axis, Int] = {}
+    for a in axes:
+        for i, target in equations:
+            k = _divisor(i, a)
+            if k is not None and not any(j == as_int(a) % k for j, _ in equations):
+                out[a] = target * k + Axis(_PART, k)
+    return out
+
+
+def _divisor(i: Int, a: Axis) -> Int | None:
+    """k when i is ``a // k``."""
+    atoms = list(i.atoms())
+    if len(atoms) == 1 and isinstance(atoms[0], FloorDiv) and atoms[0].num == as_int(a) and i == as_int(atoms[0]):
+        return atoms[0].den
+    return None
+
+
 def _streamed_choices(free: list[Axis], frame: _Frame) -> Iterable[dict[Axis, Int]]:
-    """The ways to lay free axes of an output along the streamed axis."""
-    sizes = [_length(i) for i in frame.over]
-    for axes in itertools.islice(itertools.permutations(free, len(frame.over)), 64):
-        if [a.size for a in axes] == sizes:
-            yield dict(zip(axes, frame.over, strict=True))
-
-
-def _length(i: Int) -> Int:
-    """The length of a streamed axis or of one of the axes it was flattened from."""
-    atom = next(iter(i.atoms()))
-    match atom:
-        case Axis():
-            return atom.size
-        case Mod():
-            return atom.den
-        case FloorDiv():
-            return next(iter(atom.num.axes())).size // atom.den
-        case _:
-            raise AssertionError(f"not a streamed axis: {i}")
+    """The ways to lay free axes of an output along the streamed axis, several of them as its digits."""
+    for n in range(1, len(free) + 1):
+        for axes in itertools.islice(itertools.permutations(free, n), 64):
+            if product(a.size for a in axes) == frame.axis.size:
+                yield dict(zip(axes, _digits(frame.axis, axes), strict=True))
 
 
 def _map_result(d: Map, where: Mapping[Axis, Int], frame: _Frame, stages: Mapping[str, Stage]) -> Result:

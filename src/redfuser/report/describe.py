@@ -7,7 +7,7 @@ from redfuser.analysis import Cascade, Decided, Decision, Reduction
 from redfuser.index.print import show, show_int
 from redfuser.regions.nodes import Region
 from redfuser.runtime.plan import Plan
-from redfuser.settings import Strategy
+from redfuser.tile.nodes import Strategy
 from redfuser.tile.print import show_program
 from redfuser.tile.strategy import Unsupported
 

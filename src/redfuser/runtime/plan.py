@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import logging
 import threading
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from typing import Protocol
 
 from torch import Tensor
@@ -12,12 +14,12 @@ from redfuser.algebra.nodes import Derivation
 from redfuser.index.ints import Int
 from redfuser.regions.nodes import Region
 from redfuser.settings import Options
-from redfuser.settings import Strategy as Wanted
 from redfuser.tile.build import build
 from redfuser.tile.cost import Decision, choose, schedule
 from redfuser.tile.nodes import Program, Strategy
 from redfuser.tile.strategy import Schedule, Unsupported
 
+log = logging.getLogger("redfuser")
 Sizes = Mapping[str, int]
 
 
@@ -49,7 +51,14 @@ class Plan:
         if decision.schedule is None:
             return None
         named = {i.name: x for i, x in zip(self.region.program.inputs, inputs, strict=True)}
-        return self._runner(self.program(decision.schedule), named, sizes)
+        try:
+            return self._runner(self.program(decision.schedule), named, sizes)
+        except Exception:
+            if self.options.strict:
+                raise
+            log.warning("a region runs unfused from now on: its tile program failed", exc_info=True)
+            self._decisions = {key: replace(d, schedule=None) for key, d in self._decisions.items()}
+            return None
 
     def decide(self, sizes: Sizes) -> Decision:
         """What runs at these lengths, and why. Lengths that are not given count as when the function was compiled."""
@@ -57,12 +66,11 @@ class Plan:
         decision = self._decisions.get(key)
         if decision is None:
             o = self.options
-            wanted = None if o.strategy is Wanted.AUTO else Strategy(o.strategy.value)
             decision = choose(
                 self.region,
                 self.derivation,
                 sizes=sizes,
-                strategy=wanted,
+                strategy=o.strategy,
                 tile=o.tile,
                 segments=o.segments,
                 threshold=o.fuse_threshold,
@@ -73,7 +81,7 @@ class Plan:
     @property
     def worthwhile(self) -> bool:
         """False when no call can ever be fused: the lengths are all fixed, or the options forbid it."""
-        if any(n.value == 0 for n in self._lengths) or self.options.strategy is Wanted.UNFUSED:
+        if any(n.value == 0 for n in self._lengths) or self.options.strategy is Strategy.UNFUSED:
             return False
         try:
             self.program(self.shown)

@@ -76,6 +76,7 @@ class _Builder:
         self.scratch: dict[tuple[str, Part], Tensor] = {}
         self.definitions = {d.name: d for d in region.program.definitions if isinstance(d, Definition)}
         self.producers = {p.name: p for p in region.producers}
+        self.wanted = _read_stages(region, derivation)
 
     # -- pieces that the strategies share -----------------------------------------------------------------------------
     def lowering(self) -> Lowering:
@@ -135,8 +136,9 @@ class _Builder:
 
     def read(self, low: Lowering, p: Pass) -> None:
         """The results of the stages of a pass, from its final state."""
-        low.expect(e for r in p.reads for e in (r.value, r.index) if e is not None)
-        for r in p.reads:
+        reads = [r for r in p.reads if r.stage in self.wanted]
+        low.expect(e for r in reads for e in (r.value, r.index) if e is not None)
+        for r in reads:
             stage = self.stages[r.stage]
             value = low.value(r.value, r.stage)
             index = None if r.index is None else low.value(r.index, f"{r.stage}_index")
@@ -377,6 +379,8 @@ class _Builder:
     def keep(self, low: Lowering, p: Pass) -> None:
         """Stores the results of a pass for the kernels that follow."""
         for r in p.reads:
+            if r.stage not in self.wanted:
+                continue
             stored = low.stages[r.stage]
             for part, v in ((Part.VALUE, stored.value), (Part.INDEX, stored.index)):
                 if v is None:
@@ -385,6 +389,17 @@ class _Builder:
                 t = Tensor(name, Kind.SCRATCH, tuple(a.size for a in stored.axes), v.dtype)
                 self.tensors[name] = self.scratch[r.stage, part] = t
                 low.add(Store(name, tuple(as_int(a) for a in stored.axes), v.name, stored.axes))
+
+
+def _read_stages(region: Region, derivation: Derivation) -> frozenset[str]:
+    """The stages whose results something reads: a result of the region, or a later pass."""
+    exprs = [r.body for r in region.results]
+    for p in derivation.passes:
+        exprs += [e for r in p.reads for e in (r.value, r.index) if e is not None]
+        exprs += [
+            e for s in p.steps for e in _bodies(s, {s.name: s.element} if isinstance(s, Accumulator) else {}) if e
+        ]
+    return frozenset(x.source for e in exprs for x in loads(e))
 
 
 def _state_axes(s: Accumulator) -> tuple[Axis, ...]:

@@ -112,7 +112,7 @@ def choose(
     derivation: Derivation,
     *,
     sizes: Mapping[str, int] | None = None,
-    strategy: Strategy | None = None,
+    strategy: Strategy = Strategy.AUTO,
     tile: int = 0,
     segments: int = 0,
     threshold: int = THRESHOLD,
@@ -120,14 +120,15 @@ def choose(
     """How a region runs. A ``strategy`` forces; ``tile`` and ``segments`` of 0 are chosen here."""
     sizes = sizes or {}
     c = cost(region, sizes)
-    if strategy is None and c.saved < threshold:
+    forced = strategy is not Strategy.AUTO
+    if not forced and c.saved < threshold:
         reason = f"fusing saves {_bytes(c.saved)} of intermediates, less than the threshold of {_bytes(threshold)}"
         return Decision(Strategy.UNFUSED, None, c, reason)
     if strategy is Strategy.UNFUSED:
         return Decision(Strategy.UNFUSED, None, c, "the option strategy says so")
     length = _Lengths(sizes).count([region.problem.axis])
-    why = "the option strategy says so" if strategy is not None else f"fusing saves {_bytes(c.saved)} of intermediates"
-    if strategy is None:
+    why = "the option strategy says so" if forced else f"fusing saves {_bytes(c.saved)} of intermediates"
+    if not forced:
         strategy = (
             Strategy.MULTI
             if segments > 1

@@ -22,6 +22,7 @@ from redfuser.index.nodes import Name, Reducer
 class Strategy(Name):
     """How the cascade axis is walked."""
 
+    AUTO = "auto"  # the cost decides; never in a schedule
     WHOLE = "whole"  # it fits one tile: the plain form of the reductions
     SINGLE = "single"  # one program streams it with the running update
     MULTI = "multi"  # cut in segments; a merge kernel joins their partial states in a fixed order

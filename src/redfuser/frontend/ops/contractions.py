@@ -60,9 +60,7 @@ def _matmul(lo: Lowering, a: Value, b: Value, shape: tuple[Int, ...], dtype: DTy
 def linear(lo: Lowering, call: Call) -> Result:
     x, w = call.value("input"), call.value("weight")
     columns = w.shape[:-1]
-    out = contract(
-        lo, x, w, (), x.shape[:-1], columns, call.dtype, right=lambda b, n, r: (*b, *n, r)
-    )
+    out = contract(lo, x, w, (), x.shape[:-1], columns, call.dtype, right=lambda b, n, r: (*b, *n, r))
     bias = call.get("bias")
     return out if bias is None else added(out, bias, call)
 
@@ -129,6 +127,4 @@ def einsum(lo: Lowering, call: Call) -> Result:
 
     if not summed:
         return Value(call.shape, call.dtype, lambda ix: body(ix, ()))
-    return lo.reduce(
-        Reducer.SUM, [sizes[x] for x in right], [sizes[x] for x in summed], body, call.dtype
-    )
+    return lo.reduce(Reducer.SUM, [sizes[x] for x in right], [sizes[x] for x in summed], body, call.dtype)

@@ -65,9 +65,7 @@ def triangle(lo: Lowering, call: Call) -> Result:
 @lowers("embedding")
 def embedding(lo: Lowering, call: Call) -> Result:
     table, ids = call.value("weight"), call.value("indices")
-    return Value(
-        call.shape, call.dtype, lambda ix: table((as_index(ids(ix[:-1]), table.shape[0]), ix[-1]))
-    )
+    return Value(call.shape, call.dtype, lambda ix: table((as_index(ids(ix[:-1]), table.shape[0]), ix[-1])))
 
 
 @lowers("gather", "take_along_dim")
@@ -77,9 +75,7 @@ def gather(lo: Lowering, call: Call) -> Result:
     v, ids, d = call.value("self"), call.value("index"), call.dim()
     if v.rank == 0:
         return v
-    return Value(
-        call.shape, call.dtype, lambda ix: v((*ix[:d], as_index(ids(ix), v.shape[d]), *ix[d + 1 :]))
-    )
+    return Value(call.shape, call.dtype, lambda ix: v((*ix[:d], as_index(ids(ix), v.shape[d]), *ix[d + 1 :])))
 
 
 @lowers("index_select")
@@ -87,9 +83,7 @@ def index_select(lo: Lowering, call: Call) -> Result:
     v, ids, d = call.value("self"), call.value("index"), call.dim()
     if v.rank == 0:
         return v
-    return Value(
-        call.shape, call.dtype, lambda ix: v((*ix[:d], as_index(ids((ix[d],)), v.shape[d]), *ix[d + 1 :]))
-    )
+    return Value(call.shape, call.dtype, lambda ix: v((*ix[:d], as_index(ids((ix[d],)), v.shape[d]), *ix[d + 1 :])))
 
 
 @lowers("index.Tensor", "_unsafe_index.Tensor")
@@ -160,5 +154,3 @@ def one_hot(lo: Lowering, call: Call) -> Result:
         call.dtype,
         lambda ix: cast(apply(Fn.EQ, (v(ix[:-1]), position(ix[-1])), DType.BOOL), call.dtype),
     )
-
-

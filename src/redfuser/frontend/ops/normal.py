@@ -57,9 +57,7 @@ def logsumexp(lo: Lowering, call: Call) -> Result:
     v = internal(call.value("self").cast(call.dtype))
     dims, keep, c = call.dims(), bool(call["keepdim"]), v.dtype
     top = reduce_dims(lo, Reducer.MAX, v, dims, True, c, "max")
-    e = elementwise(
-        lambda x, m: apply(Fn.EXP, (apply(Fn.SUB, (x, m), c),), c), [v, top], v.shape, c, c
-    )
+    e = elementwise(lambda x, m: apply(Fn.EXP, (apply(Fn.SUB, (x, m), c),), c), [v, top], v.shape, c, c)
     total = reduce_dims(lo, Reducer.SUM, e, dims, True, c, "sum")
 
     def read(m: Expr, z: Expr) -> Expr:
@@ -257,9 +255,7 @@ def _masked(s: Value, call: Call, c: DType) -> Value:
         return Value(
             s.shape,
             c,
-            lambda ix: apply(
-                Fn.WHERE, (apply(Fn.LE, (position(ix[-1]), position(ix[-2])), DType.BOOL), s(ix), low), c
-            ),
+            lambda ix: apply(Fn.WHERE, (apply(Fn.LE, (position(ix[-1]), position(ix[-2])), DType.BOOL), s(ix), low), c),
         )
     if mask is None:
         return s

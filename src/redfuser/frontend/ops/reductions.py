@@ -263,5 +263,3 @@ def cosine_similarity(lo: Lowering, call: Call) -> Result:
     a, b = unit(x, "left"), unit(y, "right")
     product_ = Value(a.shape, c, lambda ix: apply(Fn.MUL, (a(ix), b(ix)), c))
     return rounded(reduce_dims(lo, Reducer.SUM, product_, (d,), False, c), call.dtype)
-
-

@@ -9,7 +9,7 @@ from typing import Any, Protocol, TypeVar, Union, cast
 import torch
 import torch.fx as fx
 
-from redfuser.frontend.values import Arg, NotCovered, Scalar, Value, dtype_from_torch, int_from_torch
+from redfuser.frontend.values import Arg, NotCovered, Scalar, Value, dimension, dtype_from_torch, int_from_torch
 from redfuser.index.expr import DType, Expr
 from redfuser.index.ints import Int
 from redfuser.index.nodes import Reducer
@@ -80,7 +80,7 @@ class Call:
         d = self.args[name]
         if not isinstance(d, int):
             raise NotCovered(f"{self.op}: {name} is not a number")
-        return d % max(rank, 1)
+        return dimension(d, rank)
 
     def dims(self, name: str = "dim") -> tuple[int, ...]:
         """The reduced dimensions, in order; all of them when none is named."""
@@ -89,7 +89,7 @@ class Call:
             d = [d]
         if not d:
             return tuple(range(rank))
-        return tuple(sorted({x % max(rank, 1) for x in d})) if rank else ()
+        return tuple(sorted({dimension(x, rank) for x in d})) if rank else ()
 
 
 def as_length(x: object) -> Int:
@@ -119,5 +119,3 @@ def lowers(*names: str) -> Callable[[H], H]:
         return handler
 
     return add
-
-

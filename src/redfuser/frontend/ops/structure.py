@@ -5,7 +5,7 @@ from __future__ import annotations
 from redfuser.frontend.ops.pointwise import elementwise, operand
 from redfuser.frontend.ops.registry import Call, Lowering, Result, as_length, lowers
 from redfuser.frontend.ops.views import slice_start, unsqueezed, wrapped
-from redfuser.frontend.values import Index, NotCovered, Value, scalar_expr
+from redfuser.frontend.values import Index, NotCovered, Value, dimension, scalar_expr
 from redfuser.index.build import apply, compare
 from redfuser.index.expr import DType, Expr, Fn, position
 from redfuser.index.ints import ZERO, Int
@@ -72,9 +72,7 @@ def slice_scatter(lo: Lowering, call: Call) -> Result:
 
 def _when(i: Int, end: Int, yes: Expr, no: Expr, dtype: DType) -> Expr:
     """``yes`` where i < end."""
-    return apply(
-        Fn.WHERE, (apply(Fn.LT, (position(i), position(end)), DType.BOOL), yes, no), dtype.compute
-    )
+    return apply(Fn.WHERE, (apply(Fn.LT, (position(i), position(end)), DType.BOOL), yes, no), dtype.compute)
 
 
 @lowers("select_scatter")
@@ -118,10 +116,8 @@ def roll(lo: Lowering, call: Call) -> Result:
     dims = dims if isinstance(dims, list) else [dims]
     if not dims:
         raise NotCovered("roll of a flattened tensor")
-    move = {d % v.rank: as_length(s) for d, s in zip(dims, shifts, strict=True)}
-    return v.view(
-        v.shape, lambda ix: tuple((i - move[n]) % v.shape[n] if n in move else i for n, i in enumerate(ix))
-    )
+    move = {dimension(d, v.rank): as_length(s) for d, s in zip(dims, shifts, strict=True)}
+    return v.view(v.shape, lambda ix: tuple((i - move[n]) % v.shape[n] if n in move else i for n, i in enumerate(ix)))
 
 
 @lowers("diff")
@@ -176,5 +172,3 @@ def glu(lo: Lowering, call: Call) -> Result:
     return elementwise(
         lambda x, g: apply(Fn.MUL, (x, apply(Fn.SIGMOID, (g,), c)), c), [value, gate], call.shape, c, call.dtype
     )
-
-

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from redfuser.frontend.ops.registry import Call, Lowering, Result, as_length, lowers
-from redfuser.frontend.values import Index, NotCovered, Value
+from redfuser.frontend.values import Index, NotCovered, Value, dimension
 from redfuser.index.ints import ZERO, Int, as_int, divide_exact, floordiv, mod, nonnegative, product
 
 
@@ -100,7 +100,7 @@ def permute(lo: Lowering, call: Call) -> Result:
     v = call.value("self")
     if call.op == "movedim":
         raise NotCovered("movedim")
-    return permuted(v, [d % max(v.rank, 1) for d in call["dims"]])
+    return permuted(v, [dimension(d, v.rank) for d in call["dims"]])
 
 
 @lowers("t", "numpy_T", "mT", "adjoint")
@@ -259,5 +259,5 @@ def repeat_interleave(lo: Lowering, call: Call) -> Result:
     times = call.length("repeats")
     if call.get("dim") is None:
         v = reshaped(v, (product(v.shape),))
-    d = (call.get("dim") or 0) % v.rank
+    d = dimension(call.get("dim") or 0, v.rank)
     return v.view(call.shape, lambda ix: (*ix[:d], floordiv(ix[d], times), *ix[d + 1 :]))
