@@ -101,6 +101,14 @@ def attention_masked_inside(c):
 def nll_through_a_guarded_logsumexp(c):
     x = c.x(); m = c.max("m", x); g = where(absv(m).eq(-NINF), 0.0, m); Z = c.sum("Z", exp(x - g))
     c.sum("L", c.x("t") * (x - where(absv(m).eq(-NINF), m, m + log(Z))))
+@case(treat={"A": {"order"}})
+def largest_kept_probability(c):
+    x, keep = c.x(), c.load("keep", c.b, c.l, dtype=DType.BOOL); m, Z = c.softmax(x)
+    c.max("A", where(keep, exp(x - m) / Z, NINF)); c.min("B", where(keep, exp(x - m) / Z, -NINF))
+@case(treat={"C": {"order"}})
+def largest_clamped_kept_deviation(c):
+    x, keep = c.x(), c.load("keep", c.b, c.l, dtype=DType.BOOL); m = c.max("m", c.x("y"))
+    c.max("C", where(keep, maxv(x - m, -1.0), NINF))
 @case()
 def max_subtracted_twice(c):
     x = c.x(); m = c.max("m", x); y = x - m; m2 = c.max("m2", y); Z = c.sum("Z", exp(y - m2)); c.sum("O", exp(y - m2) / Z * c.col())

@@ -49,6 +49,44 @@ def test_fully_masked_rows(cuts):
     assert (row(got[("O", Part.VALUE)], "all masked") == 0).all()
 
 
+def test_a_kept_infinity_is_told_from_a_masked_element():
+    """max of where(keep, max(x - m, -1), -inf) with x = -inf: -1 where any element is kept, -inf where none is."""
+
+    def spoil(x, v):
+        if x.source == "x":
+            v[REGIMES.index("normal")] = -np.inf
+        if x.source == "keep":
+            v[:, 0] = False
+
+    got, want = run("largest_clamped_kept_deviation", 7, cuts=(40,), edit=spoil)
+    a, b = row(got[("C", Part.VALUE)], "normal"), row(want[("C", Part.VALUE)], "normal")
+    assert (a == b).all()
+    assert a.ravel().tolist() == [-np.inf, -1, -1]
+
+
+def test_exponentials_of_infinity_stay_infinite():
+    """exp(x).sum() with x = inf is inf, as in eager, although the loop subtracts a maximum."""
+
+    def spoil(x, v):
+        if x.source == "x":
+            v[0, :, ..., 5] = np.inf
+
+    got, want = run("unsafe_softmax", 16, cuts=(3,), edit=spoil)
+    assert (row(got[("Z", Part.VALUE)], "normal") == np.inf).all()
+    assert np.isnan(row(got[("O", Part.VALUE)], "normal")).all() == np.isnan(row(want[("O", Part.VALUE)], "normal")).all()
+
+
+def test_what_cancels_out_keeps_its_pass():
+    """x - (x - m) is m, and NaN where x is infinite: the loop that would not read x is not used."""
+    c = Cascade("cancels")
+    x = c.x()
+    m = c.max("m", c.x("y"))
+    c.sum("S", x - (x - m))
+    d = derive_checked(c.problem)
+    assert len(d.passes) == 2
+    assert "cancels out of x - (x - m)" in d.refusals[0].reason
+
+
 @pytest.mark.parametrize("tile", [1, 7, 16, 128])
 def test_masked_prefix_changes_nothing(tile):
     got, want = run("attention", tile)

@@ -36,10 +36,17 @@ def parameter(s: State, t: Term) -> tuple[Term, Term]:
     return s.t.mul(*fixed), s.t.mul(*[f for f in t.factors if f.kind])
 
 
-def exponent_base(s: State, stage: Stage, r: Term) -> tuple[Ref, Expr | None]:
+def exponent_base(s: State, stage: Stage, r: Term, endless: bool = False) -> tuple[Ref, Expr | None]:
+    """The base of a result in an exponent, and the test that nothing was seen yet.
+
+    ``endless``: where the program subtracts no maximum, exp(inf) must stay infinite, so the base is finite there too.
+    """
     test = s.at_identity(r)
     value = s.inner(r)
-    if test is not None:
+    if endless:
+        infinite = build.equal(build.unary(Fn.ABS, value), const(float("inf"), build.join(dtype_of(value))))
+        value = build.where(infinite, s.zero(value), value)
+    elif test is not None:
         value = build.where(test, s.zero(value), value)
     return s.set_base(stage, "exponent", r, base_name(s, stage, r), value), test
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from redfuser.index.expr import Apply, Cast, Const, DType, Expr, Fn, Ref, children, const, dtype_of
+from redfuser.index.print import show
 
 
 def join(*dtypes: DType) -> DType:
@@ -174,7 +175,7 @@ def derivative(e: Expr, v: Ref) -> Expr:
             zero = const(0, join(dtype_of(e), DType.FLOAT32))
             return where(e.args[0], add(derivative(e.args[1], v), zero), add(derivative(e.args[2], v), zero))
         case _:
-            raise NotPolynomial(f"{e!r} is not a polynomial in {v.name}")
+            raise NotPolynomial(f"{show(e)} is not a polynomial in {v.name.partition('#')[0]}")
 
 
 def _quotient(a: Expr, b: Expr) -> Expr:

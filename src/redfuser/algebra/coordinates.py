@@ -160,6 +160,7 @@ def _place_mean(s: State, stage: Stage, r: Term, name: str) -> Placed:
     m = mean_of(s, inner) or mean_of(s, plain(s, r))
     assert m is not None
     top = s.ref_of(m.top.state)
+    name = f"{top.name}_mean"
     if m.bottom is None:
         weight: Expr = build.cast(s.count(stage), top.dtype if top.dtype.is_float else DType.FLOAT32)
         n = s.count(stage)

@@ -5,13 +5,14 @@ from __future__ import annotations
 from redfuser.algebra import place as placing
 from redfuser.algebra.groups import Options, Refused
 from redfuser.algebra.nodes import Derivation, Pass, Problem, Proof, Rule, Stage, StageReport, Treatment
-from redfuser.algebra.reader import reads_of
+from redfuser.algebra.reader import cancelled, reads_of
+from redfuser.algebra.say import say
 from redfuser.algebra.state import Notes, State
 from redfuser.algebra.text import report
 from redfuser.index.expr import load, loads
 from redfuser.index.ints import as_int
 from redfuser.index.nodes import Reducer
-from redfuser.index.refusals import Refusal
+from redfuser.index.refusals import Refusal, RefusalKind
 
 
 def derive(
@@ -60,6 +61,17 @@ def _remember(state: State, done: list[Stage]) -> None:
             state.facts.learn(t.sub(d, f) if s.reducer in (Reducer.MAX, Reducer.ARGMAX) else t.sub(f, d))
 
 
+def _refuse_cancelled(problem: Problem, s: Stage) -> None:
+    """A value that cancels out would take its NaN with it."""
+    gone = cancelled(problem, s)
+    if gone:
+        raise Refused(
+            RefusalKind.UNSUPPORTED,
+            f"{say(gone[0])} cancels out of {say(s.body)}; where it is NaN or infinite, a loop without it would not be",
+            f"write it without {gone[0].source}",
+        )
+
+
 def _pass(
     problem: Problem, todo: list[Stage], options: Options, refusals: dict[str, Refusal]
 ) -> tuple[State, list[Stage]]:
@@ -79,6 +91,8 @@ def _pass(
         state.notes[s.name] = Notes()
         mark = state.snapshot()
         try:
+            if needs:
+                _refuse_cancelled(problem, s)
             placing.place(state, s)
         except Refused as x:
             state.restore(mark)

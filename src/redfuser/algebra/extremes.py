@@ -5,11 +5,12 @@ from __future__ import annotations
 from redfuser.algebra import build
 from redfuser.algebra.groups import Refused
 from redfuser.algebra.nodes import Read, Stage, Treatment
-from redfuser.algebra.order import Ordered, Shape, ordered, refused
+from redfuser.algebra.order import Mask, Ordered, Shape, hole, ordered, refused
 from redfuser.algebra.state import State
 from redfuser.algebra.terms import NONNEG, D
 from redfuser.index.expr import (
     Apply,
+    Const,
     DType,
     Expr,
     Fn,
@@ -50,8 +51,10 @@ def extreme(s: State, stage: Stage) -> None:
             RefusalKind.ORDER,
             f"different elements give equal values of {s.separator.name(body)}, and ties must go to the "
             "lowest position",
-            "order the elements before they are rounded or clamped",
+            "rank the elements before they are rounded or clamped",
         )
+    if m.mask is not None:
+        m = _settled(s, stage, m, m.mask, largest)
     s.notes[stage.name].treatments.add(Treatment.ORDER)
     s.rule(stage, "order", f"{reducer} of {s.separator.name(body)}", f"h({reducer} of {s.separator.name(m.key)})",
            f"h is {m.shape.value} in the key")  # fmt: skip
@@ -70,6 +73,20 @@ def extreme(s: State, stage: Stage) -> None:
         low = s.key(stage, f"{stage.name}_lo", Reducer.MIN, _nan_free(s, stage, m.key, Reducer.MIN), "smallest key")
         _read_both(s, stage, m, high, low, largest)
     _learn(s, stage)
+
+
+def _settled(s: State, stage: Stage, m: Ordered, mask: Mask, largest: bool) -> Ordered:
+    """Whether the extreme key is a masked one's: by its value, or exactly, by whether any element is kept (or masked)."""
+    if stage.reducer.has_index or m.shape not in (Shape.UP, Shape.DOWN):
+        return m.settled(build.equal(hole(dtype_of(m.key)), mask.far))
+    high = largest == (m.shape is Shape.UP)  # the largest key is the extreme one
+    last = isinstance(mask.far, Const) and (mask.far.value == float("-inf")) == high
+    if last:
+        kept = s.key(stage, f"{stage.name}_kept", Reducer.ANY, mask.keep, "whether any element is kept")
+        return m.settled(build.negate(kept))
+    return m.settled(
+        s.key(stage, f"{stage.name}_masked", Reducer.ANY, build.negate(mask.keep), "whether any element is masked")
+    )
 
 
 def _logic(s: State, stage: Stage) -> Ordered:

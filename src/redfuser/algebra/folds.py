@@ -34,7 +34,8 @@ def product(s: State, stage: Stage) -> Term:
         raise Refused(
             RefusalKind.NONLINEAR,
             f"a product is taken of {s.separator.name(stage.body)}, which is not an element times a scale",
-            "multiply elements that an earlier result only scales; for exponentials, sum the exponents",
+            f"take the product of elements that {s.separator.which(stage.body)} only scales; for exponentials, sum the "
+            "exponents",
         )
     dtype = accumulator_dtype(stage)
     name = s.notes[stage.name]
@@ -59,7 +60,7 @@ def product(s: State, stage: Stage) -> Term:
         element,
         dtype,
         "result at the running scale",
-        correction=build.mul(state, step),
+        correction=build.where(build.is_identity(state, 0.0), state, build.mul(state, step)),
     )
     name.treatments.add(Treatment.RESCALE)
     s.rule(stage, "rescale", s.separator.name(stage.body), "prod * (scale/scale')^n", "the scale is not zero")

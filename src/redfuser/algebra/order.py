@@ -9,7 +9,21 @@ from redfuser.algebra import build, poly
 from redfuser.algebra.groups import Refused
 from redfuser.algebra.separate import Separator
 from redfuser.algebra.terms import D, X, contains
-from redfuser.index.expr import COMPARISONS, Apply, Cast, DType, Expr, Fn, Ref, const, dtype_of, ref, transform
+from redfuser.index.expr import (
+    COMPARISONS,
+    Apply,
+    Cast,
+    DType,
+    Expr,
+    Fn,
+    Ref,
+    children,
+    const,
+    dtype_of,
+    ref,
+    transform,
+    walk,
+)
 from redfuser.index.refusals import RefusalKind
 
 
@@ -36,6 +50,17 @@ def hole(dtype: DType) -> Ref:
     return ref("?", dtype)
 
 
+MASKED = ref("?masked", DType.BOOL)  # in a read: the extreme key is that of a masked element
+
+
+@dataclass(frozen=True, slots=True)
+class Mask:
+    """Elements where ``keep`` is false have the key ``far``; an element that is kept may have it too."""
+
+    keep: Expr
+    far: Expr
+
+
 @dataclass(frozen=True, slots=True)
 class Ordered:
     """body == read[hole := key]. ``weak`` where different keys may give equal values (ties)."""
@@ -44,6 +69,10 @@ class Ordered:
     read: Expr
     shape: Shape
     weak: bool = False
+    mask: Mask | None = None  # whose key the read must tell from an equal key of an element that is kept
+
+    def settled(self, masked: Expr) -> Ordered:
+        return replace(self, read=transform(self.read, lambda x: masked if x is MASKED else None), mask=None)
 
     def apply(self, key: Expr) -> Expr:
         mark = hole(dtype_of(self.key))
@@ -53,9 +82,9 @@ class Ordered:
 def refused(s: Separator, e: Expr) -> Refused:
     return Refused(
         RefusalKind.ORDER,
-        f"the order of {s.name(e)} over the elements depends on an earlier result, so no running extreme "
-        "element can stand for it",
-        "compare elements by a value that the earlier result only shifts or scales",
+        f"which element is the extreme one of {s.name(e)} depends on {s.which(e)}, which is final only after the last "
+        "element",
+        f"rank the elements by something that {s.which(e)} only shifts, or scales by a positive factor",
     )
 
 
@@ -127,7 +156,7 @@ def _with_result(s: Separator, e: Apply) -> Ordered | None:
                 shape = _FLIP[shape]
         case _:
             raise refused(s, e)
-    return Ordered(m.key, read, shape, weak)
+    return replace(m, read=read, shape=shape, weak=weak)
 
 
 def _even(s: Separator, arg: Expr, rebuild: object) -> Ordered:
@@ -167,13 +196,26 @@ def _where(s: Separator, e: Apply) -> Ordered | None:
     swap = s.r.term(a) in (s.t.ninf, s.t.inf)
     inner, end = (b, a) if swap else (a, b)
     m = ordered(s, inner)
-    if m.shape not in (Shape.UP, Shape.DOWN):
+    if m.shape not in (Shape.UP, Shape.DOWN) or m.mask is not None:
         raise refused(s, e)
     far = build.neg(end) if m.shape is Shape.DOWN else end
     far = build.cast(far, dtype_of(m.key)) if dtype_of(m.key) is not dtype_of(far) else far
     key = build.where(c, far, m.key) if swap else build.where(c, m.key, far)
     mark = hole(dtype_of(m.key))
-    return replace(m, key=key, read=build.where(build.equal(mark, far), end, m.read))
+    if _keeps_ends(m.read, mark):
+        return replace(m, key=key, read=build.where(build.equal(mark, far), end, m.read))
+    keep = build.negate(c) if swap else c
+    return replace(m, key=key, read=build.where(MASKED, end, m.read), mask=Mask(keep, far))
+
+
+def _keeps_ends(read: Expr, mark: Ref) -> bool:
+    """True when the read is infinite at an infinite key, so that it need not be told from a masked one."""
+    if read is mark:
+        return True
+    if isinstance(read, Cast):
+        return _keeps_ends(read.arg, mark)
+    straight = isinstance(read, Apply) and read.fn in (Fn.ADD, Fn.SUB, Fn.MUL, Fn.DIV, Fn.NEG, *_UP_WEAKLY - {Fn.SIGN})
+    return straight and all(_keeps_ends(a, mark) for a in children(read) if any(x is mark for x in walk(a)))
 
 
 def _canonical(s: Separator, e: Apply) -> Ordered:
@@ -184,7 +226,7 @@ def _canonical(s: Separator, e: Apply) -> Ordered:
         if e.fn not in (Fn.GT, Fn.GE, Fn.LT, Fn.LE):
             raise refused(s, e)
         shape = gap.shape if e.fn in (Fn.GT, Fn.GE) else _FLIP[gap.shape]
-        return Ordered(gap.key, Apply(e.fn, (gap.read, zero), DType.BOOL), shape, True)
+        return replace(gap, read=Apply(e.fn, (gap.read, zero), DType.BOOL), shape=shape, weak=True)
     try:
         groups = s.groups(e, strict=False)
     except Refused as x:

@@ -37,8 +37,8 @@ def general_power(s: Separator, e: Apply, strict: bool) -> list[Group]:
             return [Group(raised(s, g.scale, power), core, terms, raised(s, g.base, power))]
     raise Refused(
         RefusalKind.NONLINEAR,
-        f"{s.name(e)} raises to a power in which an element and an earlier result meet",
-        "use a fixed exponent, or a positive base that is a product",
+        f"{s.name(e)} raises to a power, and elements meet {s.which(e)} in it",
+        "use a constant exponent, or a positive base that is a product",
     )
 
 
@@ -68,8 +68,8 @@ def exponents(s: Separator, arg: Expr) -> tuple[list[Term], list[Term]]:
         if g.notes:
             raise Refused(
                 RefusalKind.ROUNDING,
-                f"the exponent {s.name(arg)} is rounded after an earlier result was joined to it",
-                "round the exponent before the earlier result is subtracted",
+                f"the exponent {s.name(arg)} is cast to a narrower type after {s.which(arg)} came into it",
+                f"cast before {s.which(arg)} is subtracted, or after exp",
             )
         for x, p in g.terms.items():
             whole = s.t.mul(g.scale, x, s.uncoordinated(p))
@@ -78,10 +78,9 @@ def exponents(s: Separator, arg: Expr) -> tuple[list[Term], list[Term]]:
             elif whole.kind & D:
                 raise Refused(
                     RefusalKind.PRODUCT_IN_EXP,
-                    f"the exponent {s.name(arg)} multiplies an element by an earlier result; the old "
-                    "exponentials cannot "
-                    "be corrected by one factor",
-                    "scale by a value that is known before the loop",
+                    f"in the exponent {s.name(arg)} elements are multiplied by {s.which(arg)}, final only after the last "
+                    "element; exponentials that are already summed cannot be corrected by a common factor",
+                    "scale by a constant or an input, or keep the extra pass",
                 )
             else:
                 fixed.append(whole)
@@ -137,10 +136,9 @@ def logarithm(s: Separator, e: Apply, strict: bool) -> list[Group]:
     if g is None or g.notes or not g.scale.nonneg or not s.free_term(g).nonneg:
         raise Refused(
             RefusalKind.NONLINEAR,
-            f"a logarithm is taken of {s.name(e.args[0])}, a sum (or a value of unknown sign) in which an "
-            "element and an "
-            "earlier result meet",
-            "take the logarithm of a product of positive values",
+            f"a logarithm is taken of {s.name(e.args[0])}, a sum of elements and {s.which(e)} (or something that may "
+            "be negative)",
+            "take the logarithm of a product of positive values: it becomes a sum of logarithms",
         )
     moved = s.t.log(g.scale)
     if s.t.exp(moved) is not g.scale or g.base is not s.t.one:
@@ -267,9 +265,8 @@ def cast(s: Separator, e: Cast, strict: bool) -> list[Group]:
     if s.options.exact_casts and not free:
         raise Refused(
             RefusalKind.ROUNDING,
-            f"{s.name(e.arg)} is rounded to {e.dtype.value} after an earlier result was joined to it, and "
-            "exact_casts asks "
-            "that this rounding stay where it is",
+            f"{s.name(e.arg)} is cast to {e.dtype.value} after it was scaled by {s.which(e)}, and exact_casts asks "
+            "that this cast stay where it is",
             "drop exact_casts, or scale by powers of two",
         )
     note = f"rounding to {e.dtype.value} commutes with the scale up to one rounding"
@@ -298,8 +295,7 @@ def integer_rounding(s: Separator, e: Apply | Cast, arg: Expr, name: str, strict
     if not s.options.fuse_rounding or s.options.exact_casts:
         raise Refused(
             RefusalKind.ROUNDING,
-            f"{s.name(arg)} is rounded to integers ({name}) after an earlier result was joined to it; "
-            "moving that rounding "
+            f"{s.name(arg)} is rounded to integers ({name}) after it was scaled by {s.which(arg)}; moving that rounding "
             "changes results by up to one step",
             "pass fuse_rounding=True to allow it",
         )
@@ -307,7 +303,7 @@ def integer_rounding(s: Separator, e: Apply | Cast, arg: Expr, name: str, strict
     if g is None:
         raise Refused(
             RefusalKind.ROUNDING,
-            f"{s.name(arg)} is rounded to integers ({name}), and is a sum with an earlier result, not a multiple",
+            f"{s.name(arg)} is rounded to integers ({name}), and is a sum with {s.which(arg)}, not a multiple of it",
             "round the scaled element and the scaled offset separately",
         )
     note = f"rounding to integers ({name}) stays inside the loop at the running scale: results may differ by one step"

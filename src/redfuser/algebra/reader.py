@@ -8,7 +8,7 @@ from fractions import Fraction
 
 from redfuser.algebra import build
 from redfuser.algebra.nodes import Problem, Stage
-from redfuser.algebra.terms import ANY, NONNEG, POS, Arena, D, Sign, Term, X
+from redfuser.algebra.terms import ANY, NONNEG, POS, Arena, D, Sign, Term, X, is_indicator, variables
 from redfuser.index.expr import (
     COMPARISONS,
     Apply,
@@ -25,6 +25,7 @@ from redfuser.index.expr import (
     const,
     dtype_of,
     free_axes,
+    loads,
     transform,
     walk,
 )
@@ -61,6 +62,7 @@ class Reader:
         self._kinds: dict[Expr, int] = {}
         self._terms: dict[Expr, Term] = {}
         self._vars: dict[Expr, Term] = {}
+        self._marks: dict[Expr, Term] = {}  # conditions as indicators
 
     # -- kinds ----------------------------------------------------------------------------------------------------
     def is_state(self, e: Load) -> bool:
@@ -176,7 +178,10 @@ class Reader:
 
     def indicator(self, c: Expr, taken: bool) -> Term:
         """1 where the condition holds (or does not), 0 elsewhere: for reasoning only, never multiplied in code."""
-        mark = self.opaque(c, self.kind(c), NONNEG, "if")
+        mark = self._marks.get(c)
+        if mark is None:
+            mark = self._marks[c] = self.t.var(f"if#{len(self._marks)}", self.kind(c), NONNEG)
+            self.exprs[mark] = c
         return mark if taken else self.t.fn("number", self.t.fn("not", mark))
 
     def _where(self, e: Apply, a: list[Term]) -> Term:
@@ -189,16 +194,9 @@ class Reader:
 
     def _masks(self, f: Term) -> tuple[Term, bool] | None:
         """The indicator that a factor is, and whether the condition is taken."""
-        if f.op == "var" and f.label.startswith("if#"):
-            return f, True
-        if (
-            f.op == "fn"
-            and f.label == "number"
-            and f.args[0].label == "not"
-            and f.args[0].args[0].label.startswith("if#")
-        ):
-            return f.args[0].args[0], False
-        return None
+        if not is_indicator(f):
+            return None
+        return (f, True) if f.op == "var" else (f.args[0].args[0], False)
 
     def _power(self, b: Term, q: Term) -> Term:
         return self.t.exp(self.t.mul(q, self.t.log(b))) if b.nonneg else self.t.fn("pow", b, q)
@@ -252,6 +250,8 @@ class Reader:
         var: Callable[[Term], Expr | None] = lambda v: None,
     ) -> Expr:
         """The term's outermost operation, its parts by ``go``."""
+        if self._masks(t) is not None:
+            return self._emit_product(t, go)
         match t.op:
             case "const":
                 return const(float(t.value), DType.FLOAT32)
@@ -300,9 +300,9 @@ class Reader:
     def _emit_product(self, t: Term, go: Callable[[Term], Expr]) -> Expr:
         top: Expr | None = None
         bottom: Expr | None = None
-        masks = [m for m in map(self._masks, t.args) if m is not None]
+        masks = [m for m in map(self._masks, t.factors) if m is not None]
         if masks:
-            inner = go(self.t.mul(*[f for f in t.args if self._masks(f) is None]))
+            inner = go(self.t.mul(*[f for f in t.factors if self._masks(f) is None]))
             zero = const(0.0, build.join(DType.FLOAT32, dtype_of(inner)))
             for mark, taken in masks:
                 c = self.exprs[mark]
@@ -328,6 +328,19 @@ def _written_length(p: Problem) -> int | None:
         return None
     numbers = {x.value for s in p.stages for x in walk(s.body) if isinstance(x, Const)}
     return n if n in numbers or 1 / n in numbers else None
+
+
+def cancelled(p: Problem, s: Stage) -> list[Load]:
+    """What the body reads and its value does not depend on, as in x - (x - m). As written it still shows NaN.
+
+    Results count as values of their own here: what cancels only through what a result is, is what fusing lives on.
+    """
+    reader = Reader(Arena(), p, {})
+    known = reader.term(s.body)
+    left: set[Expr] = set()
+    for v in variables(known):
+        left |= set(walk(reader.exprs[v])) if v in reader.exprs else set()
+    return sorted((x for x in loads(s.body) if x not in left and x.dtype.is_float), key=lambda x: x.source)
 
 
 def _function(label: str, a: list[Expr]) -> Expr:

@@ -126,9 +126,9 @@ class Scaled:
                 return list(zip(subtrees, powers, strict=True))
         raise Refused(
             RefusalKind.ROUNDING,
-            f"the scale {self.s.separator.name(self.s.spelled(scale))} inside a rounding is not a product "
-            "of values that can be followed",
-            "compute the scale as one value and multiply the element by it",
+            f"the scale {self.s.separator.name(self.s.spelled(scale))} inside a cast is not a product of values that a "
+            "running sum can follow",
+            "compute the scale as one value and multiply the elements by it before the cast",
         )
 
     def _times(self, factor: Expr) -> None:
@@ -155,7 +155,7 @@ class Scaled:
                 return  # as the program has it
             raise Refused(
                 RefusalKind.ILL_CONDITIONED,
-                f"the exponent in {s.separator.name(self.core)} has no upper bound that can be followed",
+                f"the exponent in {s.separator.name(self.core)} has no upper bound that a running maximum could follow",
                 "subtract the maximum of the exponent before the exponential",
             )
         seen = found.masked(key)
@@ -245,7 +245,7 @@ class Scaled:
         last: Expr = const(0.0, self.dtype)
         for m in self.moving.addends:
             k, r = parameter(s, m)
-            base, test = exponent_base(s, self.stage, r)
+            base, test = exponent_base(s, self.stage, r, self.bounded)
             self.table[r] = self.exponents[r] = base
             total = advance(total, s.inner(k), base, old(base))
             if test is not None:

@@ -16,6 +16,7 @@ from redfuser.algebra.facts import Facts
 from redfuser.algebra.groups import Group, Options, Refused
 from redfuser.algebra.poly import UNIT, Terms
 from redfuser.algebra.reader import Reader
+from redfuser.algebra.say import results, say
 from redfuser.algebra.terms import D, Term, X, base_power, variables
 from redfuser.index.expr import COMPARISONS, Apply, Cast, DType, Expr, Fn, Load, const
 from redfuser.index.print import show
@@ -42,8 +43,11 @@ class Separator:
         self._memo: dict[tuple[Expr, bool], list[Group] | Refused] = {}
 
     def name(self, e: Expr) -> str:
-        text = show(e)
-        return text if len(text) < 90 else text[:87] + "..."
+        return say(e)
+
+    def which(self, e: Expr) -> str:
+        """The earlier results in e, by name."""
+        return results(e, self.r.stages)
 
     # -- entry ----------------------------------------------------------------------------------------------------
     def groups(self, e: Expr, strict: bool = True) -> list[Group]:
@@ -72,10 +76,8 @@ class Separator:
             assert isinstance(e, Load)
             raise Refused(
                 RefusalKind.UNSUPPORTED,
-                f"{self.name(e)} reads an earlier result at other indices than its own, or an element at a "
-                "position that "
-                "an earlier result decides",
-                "use the earlier result of the same row, or read the data in a separate step",
+                f"{show(e)} reads a reduction of another row, or an element at a position that a reduction decides",
+                "use the reduction of the same row, or keep the extra pass: it reads finished values",
             )
         t = self.r.term(e)
         if not t.kind & D:
@@ -133,18 +135,17 @@ class Separator:
             case _:
                 raise Refused(
                     RefusalKind.NONLINEAR,
-                    f"{e.fn.value} is taken of {self.name(a[0])}, which joins an element and an earlier "
-                    "result; what was "
-                    "accumulated cannot be corrected when the result moves",
-                    f"take {e.fn.value} of the element alone, or of the earlier result alone",
+                    f"{e.fn.value} is taken of {self.name(a[0])}, where elements meet {self.which(e)}; that is final "
+                    f"only after the last element, and a sum of old {e.fn.value} values cannot be corrected",
+                    f"take {e.fn.value} of the elements alone, or of {self.which(e)} alone",
                 )
 
     def branch(self, e: Expr) -> Refused:
         return Refused(
             RefusalKind.DATA_BRANCH,
-            f"{self.name(e)} compares an element with an earlier result, so which elements count changes as "
-            "the result moves",
-            "compare with a value that is known before the loop",
+            f"{self.name(e)} compares every element with {self.which(e)}, which is final only after the last "
+            "element, so elements already taken would have to be looked at again",
+            "compare with a constant or an input, or keep the extra pass",
         )
 
     # -- sums -----------------------------------------------------------------------------------------------------
@@ -239,10 +240,9 @@ class Separator:
                     return None
                 raise Refused(
                     RefusalKind.ILL_CONDITIONED,
-                    f"elements are shifted by {self.name(shift.alone)}, whose running value need not lie "
-                    "among the data, so "
-                    "correcting for it could cancel every digit",
-                    "shift by a maximum, a minimum, a mean or a logarithm of a positive sum",
+                    f"elements are shifted by {self.name(shift.alone)}, which on a part of the data may lie far from "
+                    "all of them; correcting the sum for it afterwards could cancel every digit",
+                    "shift by a maximum, a minimum, a mean or a logarithm of a positive sum, or keep the extra pass",
                 )
         d = shift.alone if plain else self.emit(added)
         main_sign, sign = Fraction(1), Fraction(1)
@@ -394,10 +394,9 @@ class Separator:
             if key in seen:
                 raise Refused(
                     RefusalKind.ILL_CONDITIONED,
-                    f"{self.name(g.core)} is scaled by {self.name(self.emit(g.scale))} and joined to "
-                    "another element before a power "
-                    "or product is taken; written out, the parts would cancel each other's digits",
-                    "scale by a maximum, a mean or a value known before the loop",
+                    f"{self.name(g.core)} is scaled by {self.name(self.emit(g.scale))} and added to other elements "
+                    "before a power or product is taken; multiplied out, the parts would cancel each other's digits",
+                    "scale by a maximum, a mean, a constant or an input, or keep the extra pass",
                 )
             seen.append(key)
 
@@ -423,10 +422,9 @@ class Separator:
                 return [Group(self.t.pow(g.scale, q), core, terms, self.t.pow(g.base, q))]
         raise Refused(
             RefusalKind.NONLINEAR,
-            f"a power or quotient is taken of {self.name(arg)}, which adds an element and an earlier result "
-            "(or has no known "
-            "sign)",
-            "divide by, or take the root of, a product of the two instead of a sum",
+            f"a power or quotient is taken of {self.name(arg)}, a sum of elements and {self.which(arg)} (or of "
+            "something that may be negative)",
+            f"divide by, or take the root of, a product of the elements and {self.which(arg)} instead of a sum",
         )
 
     def _integer_power(self, e: Apply | None, groups: list[Group], n: int) -> list[Group]:

@@ -110,10 +110,9 @@ class GroupPlacer(Scaled):
         elif not related:
             raise Refused(
                 RefusalKind.ILL_CONDITIONED,
-                f"elements are shifted by {coordinate_text(s, c)}, which is taken over other data and may "
-                "be far from them on "
-                "a prefix",
-                "shift by a maximum, a minimum or a mean of the same elements",
+                f"elements are shifted by {coordinate_text(s, c)}, which is taken over other data; on a part of the "
+                "data it may lie far from all of them, and correcting the sum for it could cancel every digit",
+                "shift by a maximum, a minimum or a mean of the same elements, or keep the extra pass",
             )
         else:
             placed = coordinates.place(s, self.stage, r, base_name(s, self.stage, r), self.fix is None)
@@ -182,8 +181,8 @@ class GroupPlacer(Scaled):
         if self.moving is not self.t.zero or self.pin is not self.t.one:
             raise Refused(
                 RefusalKind.UNSUPPORTED,
-                f"{self.s.separator.name(self.core)} shifts by 0 under a scale",
-                "use float32 inputs",
+                f"{self.s.separator.name(self.core)} both shifts and rescales elements of 16 bits or less",
+                "cast the inputs to float32 first, or keep the extra pass",
             )
         return at_base(self.s, self.s.spelled(self._whole(terms)), self.table)
 

@@ -77,6 +77,13 @@ def base_power(t: Term) -> tuple[Term, Fraction]:
     return (t.args[0], t.value) if t.op == "pow" else (t, _ONE)
 
 
+def is_indicator(t: Term) -> bool:
+    """1 or 0: the mark of a condition (``if#n``), or of its opposite."""
+    if t.op == "fn" and t.label == "number" and t.args[0].label == "not":
+        t = t.args[0].args[0]
+    return t.op == "var" and t.label.startswith("if#")
+
+
 class Arena:
     """Makes terms. Every constructor simplifies; none changes the value over the reals where both sides are defined."""
 
@@ -206,7 +213,7 @@ class Arena:
     def pow(self, b: Term, q: Fraction) -> Term:
         if q == 0:
             return self.one
-        if q == 1:
+        if q == 1 or (q > 0 and is_indicator(b)):
             return b
         if b.op == "const":
             if q.denominator == 1 and b.value != 0:
