@@ -176,6 +176,24 @@ def test_inputs_are_not_changed_and_mutations_are_kept():
     assert all(torch.equal(a, b) for a, b in zip(args, before, strict=True))
 
 
+def test_a_view_of_an_argument_changed_in_place_runs_as_written():
+    """PyTorch exports no functional graph of it: no exception, a refusal, and eager's results."""
+
+    def fn(x, v):
+        y = F.dropout(x, 0.5, training=False)
+        y -= y.amax(-1, keepdim=True)
+        y.exp_()
+        total = y.sum(-1, keepdim=True)
+        x.div_(total)
+        return total, y @ v
+
+    x, v = rnd(4, 50), rnd(50, 3, seed=1)
+    y = x.clone()
+    assert redfuser.analyze(fn, x, v).refusals
+    got, want = redfuser.fuse(fn, **FORCED)(x, v), fn(y, v)
+    assert_close([*got, x], double([*want, y]))
+
+
 def test_strided_inputs():
     q = rnd(2, 16, 9).mT
     k = rnd(70, 16, 2, seed=1).permute(2, 0, 1)

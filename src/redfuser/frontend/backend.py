@@ -16,7 +16,7 @@ from typing import Any, Literal, cast
 import torch
 import torch.fx as fx
 
-from redfuser.frontend.functional import functional
+from redfuser.frontend.functional import NotFunctional, functional
 from redfuser.frontend.kinds import is_size, is_view
 from redfuser.frontend.lower import Lowered, lower
 from redfuser.frontend.partition import Cut, extract
@@ -71,7 +71,11 @@ def rewrite(gm: fx.GraphModule, example_inputs: Sequence[Any], choose: Choose) -
         # recomputing a region under autograd would differentiate what the user excluded
         log.info("a graph that switches gradients on or off inside is not fused")
         return None
-    graph = functional(gm, example_inputs)
+    try:
+        graph = functional(gm, example_inputs)
+    except NotFunctional as why:
+        log.info("a graph is left as it is: %s", why)
+        return None
     lowered = lower(graph)
     done = 0
     for members, producers, factory in choose(lowered):
