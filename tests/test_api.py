@@ -14,6 +14,7 @@ from catalogue import rnd
 from helpers import assert_close, double
 
 import redfuser
+from redfuser.backends import reference
 from redfuser.errors import NotFusedError, UnknownOptionError
 
 FORCED = {"rest": "eager", "strategy": "single", "tile": 16, "strict": True}
@@ -109,6 +110,28 @@ def test_training_a_module_moves_its_weights_like_eager():
         m(x)["out"].square().sum().backward()
     got = torch.cat([p.grad.flatten() for p in a.parameters()])  # as one: the bias of k has no gradient but rounding
     assert_close(got, torch.cat([p.grad.flatten() for p in b.parameters()]).double(), tolerance=1e-4)
+
+
+def test_switching_gradients_inside():
+    def fn(q, k, v):
+        with torch.no_grad():
+            k = k * 2
+        return attention(q, k, v)
+
+    args = qkv()
+    want = fn(*double(args))
+    runs = []
+    plain = redfuser.fuse(fn, **FORCED)
+    with pytest.MonkeyPatch.context() as patch:
+        run = reference.run
+        patch.setattr(reference, "run", lambda *a: runs.append(1) or run(*a))
+        assert_close(plain(*args), want)
+    assert runs, "without gradients the switch means nothing, so it fuses"
+    leaves = [a.clone().requires_grad_() for a in args]
+    got = torch.autograd.grad(redfuser.fuse(fn, **FORCED)(*leaves).sum(), leaves, allow_unused=True)
+    eager = torch.autograd.grad(fn(*leaves).sum(), leaves, allow_unused=True)
+    assert got[1] is None and eager[1] is None
+    assert_close([got[0], got[2]], double([eager[0], eager[2]]), tolerance=1e-4)
 
 
 def test_autocast():
