@@ -38,9 +38,8 @@ _MARKS = ("_dynamo_dynamic_indices", "_dynamo_weak_dynamic_indices", "_dynamo_dy
 
 @dataclass(frozen=True)
 class CapturedGraph:
-    """One graph of a call: as Dynamo made it, and as functional ATen operations; and what it was traced with."""
+    """One graph of a call as functional ATen operations, and what it was traced with."""
 
-    dynamo: fx.GraphModule
     graph: fx.GraphModule
     inputs: tuple[object, ...]
 
@@ -99,7 +98,7 @@ class _Recorder:
         self.breaks: list[Refusal] = []
 
     def __call__(self, gm: fx.GraphModule, example_inputs: list[Any]) -> Callable[..., Any]:
-        self.graphs.append(CapturedGraph(gm, functional(gm, example_inputs), tuple(example_inputs)))
+        self.graphs.append(CapturedGraph(functional(gm, example_inputs), tuple(example_inputs)))
         reason = getattr(gm, "compile_subgraph_reason", None)
         if reason is not None and reason.graph_break:
             self.breaks.append(_break_refusal(reason))
