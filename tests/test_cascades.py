@@ -13,7 +13,7 @@ from helpers import assert_close, double
 from stages import record
 
 import redfuser
-from redfuser.algebra.check import derive_checked
+from redfuser.algebra.checked import derive_checked
 from redfuser.backends import reference
 
 ALL = ONE_PASS + SEVERAL

@@ -26,10 +26,6 @@ class InputSpecError(RedfuserError, ValueError):
     """An ``--arg`` on the command line is not of the form name=dtype[sizes]."""
 
 
-class InternalError(RedfuserError):
-    """A stage of redfuser broke one of its own rules. The function still ran unfused unless ``strict`` was set."""
-
-
 def suggestion(name: str, known: Iterable[str]) -> str:
     """' Did you mean ...?' for the nearest known name, or an empty string."""
     near = difflib.get_close_matches(name, list(known), n=1)

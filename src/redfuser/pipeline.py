@@ -8,7 +8,7 @@ from typing import Any
 
 from torch import fx
 
-from redfuser.algebra.check import derive_checked
+from redfuser.algebra.checked import derive_checked
 from redfuser.algebra.nodes import Derivation
 from redfuser.analysis import Analysis, Cascade
 from redfuser.backends import reference

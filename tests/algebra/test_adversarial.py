@@ -7,7 +7,7 @@ import math
 import numpy as np
 import pytest
 
-from redfuser.algebra.check import derive_checked
+from redfuser.algebra.checked import derive_checked
 from redfuser.algebra.derive import derive
 from redfuser.algebra.nodes import Accumulator, Base, Problem, Stage
 from redfuser.index.expr import Apply, Const, DType, Fn, Load, Part, Ref, free_axes, load, walk
@@ -73,7 +73,9 @@ def test_exponentials_of_infinity_stay_infinite():
 
     got, want = run("unsafe_softmax", 16, cuts=(3,), edit=spoil)
     assert (row(got[("Z", Part.VALUE)], "normal") == np.inf).all()
-    assert np.isnan(row(got[("O", Part.VALUE)], "normal")).all() == np.isnan(row(want[("O", Part.VALUE)], "normal")).all()
+    assert (
+        np.isnan(row(got[("O", Part.VALUE)], "normal")).all() == np.isnan(row(want[("O", Part.VALUE)], "normal")).all()
+    )
 
 
 def test_what_cancels_out_keeps_its_pass():

@@ -9,7 +9,8 @@ import time
 import numpy as np
 import pytest
 
-from redfuser.algebra.check import check, derive_checked
+from redfuser.algebra.check import check
+from redfuser.algebra.checked import derive_checked
 from redfuser.algebra.derive import derive
 from redfuser.algebra.print import show_derivation
 

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from redfuser.algebra import check as checking
-from redfuser.algebra.check import check, derive_checked
+from redfuser.algebra import checked
+from redfuser.algebra.check import check
+from redfuser.algebra.checked import derive_checked
 from redfuser.algebra.derive import derive as honest
 
 from .cascades import BY_NAME
@@ -19,7 +20,7 @@ def _wrong(problem, *, apart=frozenset(), **options):
 
 
 def test_a_rejected_stage_moves_and_says_so(monkeypatch):
-    monkeypatch.setattr(checking, "derive", _wrong)
+    monkeypatch.setattr(checked, "derive", _wrong)
     d = derive_checked(BY_NAME["attention"].problem())
     assert len(d.passes) == 2
     assert [str(r.kind) for r in d.refusals] == ["check_failed"]
@@ -36,7 +37,7 @@ def _hopeless(problem, *, apart=frozenset(), **options):
 
 
 def test_the_worst_case_is_the_definition(monkeypatch):
-    monkeypatch.setattr(checking, "derive", _hopeless)
+    monkeypatch.setattr(checked, "derive", _hopeless)
     d = derive_checked(BY_NAME["attention"].problem())
     assert len(d.passes) == 3
     assert {r.subject for r in d.refusals} == {"Z", "O"}

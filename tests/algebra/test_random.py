@@ -6,7 +6,8 @@ import numpy as np
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from redfuser.algebra.check import check, derive_checked
+from redfuser.algebra.check import check
+from redfuser.algebra.checked import derive_checked
 from redfuser.algebra.derive import derive
 from redfuser.algebra.print import show_derivation
 from redfuser.index.expr import DType, Part

@@ -12,13 +12,11 @@ from dataclasses import dataclass, field, replace
 
 import numpy as np
 
-from redfuser.algebra.derive import derive
 from redfuser.algebra.evaluate import Array, Evaluator, Grid, Loop, State, reduce
 from redfuser.algebra.nodes import Accumulator, Derivation, Problem, Stage, Verdict
 from redfuser.index.expr import Const, DType, Load, Part, Ref, free_axes, loads, walk
 from redfuser.index.ints import Axis, as_int
 from redfuser.index.nodes import Reducer
-from redfuser.index.refusals import Refusal, RefusalKind
 
 LENGTH = 24
 LONG = 1024  # from here on (a program that writes a long length as a number) fewer regimes and rows are run
@@ -37,43 +35,13 @@ class Found:
 
 def check(d: Derivation, *, seed: int = 0, runs: int = 3, tolerance: float = TOLERANCE) -> Verdict:
     """Whether the derivation gives what the stages define, on ``runs`` random segmentations of every regime."""
+    return examine(d, seed=seed, runs=runs, tolerance=tolerance).verdict
+
+
+def examine(d: Derivation, *, seed: int = 0, runs: int = 3, tolerance: float = TOLERANCE) -> Found:
+    """As ``check``, with the first stage that was wrong."""
     with np.errstate(all="ignore"):
-        return _check(d, seed, runs, tolerance).verdict
-
-
-def derive_checked(problem: Problem, *, exact_casts: bool = False, fuse_rounding: bool = False) -> Derivation:
-    """A derivation that the checker accepted, with its verdict in the proof.
-
-    A stage that the checker rejects runs in a pass of its own, after everything it reads and as it is written; it
-    carries a refusal of kind CHECK_FAILED. In the worst case every stage does, which is the definition itself.
-    """
-    apart: dict[str, str] = {}
-    names = [s.name for s in problem.stages]
-    while True:
-        d = derive(problem, exact_casts=exact_casts, fuse_rounding=fuse_rounding, apart=frozenset(apart))
-        with np.errstate(all="ignore"):
-            found = _check(d, 0, 3, TOLERANCE)
-        if found.verdict.accepted or len(apart) == len(names):
-            break
-        wrong = found.stage if found.stage is not None and found.stage not in apart else None
-        for name in names if wrong is None else [wrong]:
-            apart.setdefault(name, found.verdict.detail)
-    failed = tuple(_failed(s, apart[s.name]) for s in problem.stages if s.name in apart and _reads_results(problem, s))
-    return replace(d, refusals=(*d.refusals, *failed), proof=replace(d.proof, verdict=found.verdict))
-
-
-def _reads_results(p: Problem, s: Stage) -> bool:
-    return any(x.source in {t.name for t in p.stages} for x in loads(s.body))
-
-
-def _failed(s: Stage, detail: str) -> Refusal:
-    return Refusal(
-        s.name,
-        RefusalKind.CHECK_FAILED,
-        f"the derived loop did not give what the definition gives ({detail}), so it is not used",
-        "nothing is wrong with your function: please report this as a fault of the derivation",
-        s.origin.where if s.origin else None,
-    )
+        return _check(d, seed, runs, tolerance)
 
 
 # -- data ------------------------------------------------------------------------------------------------------------

@@ -64,13 +64,13 @@ def extreme(s: State, stage: Stage) -> None:
             raw = build.neg(m.key)
             m = Ordered(raw, m.apply(build.neg(ref("?", dtype_of(raw)))), Shape.UP, m.weak)
         chosen = order if m.shape is Shape.UP else _OPPOSITE[order]
-        key = _nan_free(s, stage, m.key, chosen)
+        key = _nan_free(stage, m.key, chosen)
         _read_keys(s, stage, s.key(stage, stage.name, chosen, key, "extreme key", stage.k), m)
     else:
         if reducer.has_index or (m.shape is Shape.CONVEX and not largest) or (m.shape is Shape.CONCAVE and largest):
             raise refused(s.separator, body)
-        high = s.key(stage, f"{stage.name}_hi", Reducer.MAX, _nan_free(s, stage, m.key, Reducer.MAX), "largest key")
-        low = s.key(stage, f"{stage.name}_lo", Reducer.MIN, _nan_free(s, stage, m.key, Reducer.MIN), "smallest key")
+        high = s.key(stage, f"{stage.name}_hi", Reducer.MAX, _nan_free(stage, m.key, Reducer.MAX), "largest key")
+        low = s.key(stage, f"{stage.name}_lo", Reducer.MIN, _nan_free(stage, m.key, Reducer.MIN), "smallest key")
         _read_both(s, stage, m, high, low, largest)
     _learn(s, stage)
 
@@ -103,7 +103,7 @@ def _logic(s: State, stage: Stage) -> Ordered:
     return ordered(s.separator, body)
 
 
-def _nan_free(s: State, stage: Stage, key: Expr, chosen: Reducer) -> Expr:
+def _nan_free(stage: Stage, key: Expr, chosen: Reducer) -> Expr:
     """For any: a comparison with NaN is False, so a NaN key is the one that decides nothing. (all: NaN
     decides, as it should.)
     """

@@ -16,16 +16,16 @@ def unguarded(t: Arena, x: Term) -> Term:
     """
     if x.op == "fn" and x.label == "where":
         c, a, b = x.args
-        if _replaces(t, a, b, lambda m: _tests_infinity(t, c, m)):
+        if _replaces(a, b, lambda m: _tests_infinity(t, c, m)):
             return unguarded(t, b)
-        if _replaces(t, b, a, lambda m: _tests_finite(t, c, m)):
+        if _replaces(b, a, lambda m: _tests_finite(t, c, m)):
             return unguarded(t, a)
     if not x.args:
         return x
     return t.rebuild(x, tuple(unguarded(t, a) for a in x.args))
 
 
-def _replaces(t: Arena, number: Term, x: Term, tested: Callable[[Term], bool]) -> bool:
+def _replaces(number: Term, x: Term, tested: Callable[[Term], bool]) -> bool:
     """True when x (or an addend of it that ``number`` repeats) is tested, and ``number`` stands in for it."""
     if not number.kind and tested(x):
         return True

@@ -117,11 +117,11 @@ def hoist(s: Separator, e: Apply, strict: bool) -> list[Group] | None:
     if not (isinstance(arg, Apply) and arg.fn is Fn.WHERE and s.r.kind(arg.args[0]) != X | D):
         return None
     c, a, b = arg.args
-    inner = tuple(applied(s, e, x) for x in (a, b))
+    inner = tuple(applied(e, x) for x in (a, b))
     return s.groups(Apply(Fn.WHERE, (c, *inner), e.dtype), strict)
 
 
-def applied(s: Separator, e: Apply, x: Expr) -> Expr:
+def applied(e: Apply, x: Expr) -> Expr:
     if e.fn in (Fn.EXP, Fn.EXP2) and isinstance(x, Const) and x.value == float("-inf"):
         return const(0.0, e.dtype)
     return Apply(e.fn, (x,), e.dtype)

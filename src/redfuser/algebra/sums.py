@@ -155,7 +155,7 @@ class GroupPlacer(Scaled):
             sign = s.reader.term(self.core).sign if not any(a) and self.defer.kind >= 0 and not self.g.notes else ANY
             pending.append((a, terms, unit, NONNEG if sign in ((False, True, True), (False, False, True)) else ANY))
         for a, terms, e, sign in pending:
-            self._emit_moment(a, terms, e, sign, cs, placed, jets)
+            self._emit_moment(a, terms, e, sign, placed, jets)
         k, main = jets[tuple(0 for _ in cs)]
         v = s.reader.term(main)
         self._raw_moment(v, main, cs, placed, jets)
@@ -213,7 +213,7 @@ class GroupPlacer(Scaled):
         return None
 
     def _emit_moment(
-        self, a: Index, terms: Terms, e: Expr, sign: Sign, cs: list[Term], placed: list[coordinates.Placed],
+        self, a: Index, terms: Terms, e: Expr, sign: Sign, placed: list[coordinates.Placed],
         jets: dict[Index, tuple[float, Ref]],
     ) -> None:  # fmt: skip
         s = self.s
@@ -228,15 +228,12 @@ class GroupPlacer(Scaled):
                 correction = build.where(old(self.idle), state, correction)
         s.taken.discard(own.name)
         role = "result" if not any(a) else "moment " + "".join(map(str, a))
-        acc = s.accumulate(self.stage, own.name, Reducer.SUM, e, self._own_dtype(e), role, sign, correction)
+        acc = s.accumulate(self.stage, own.name, Reducer.SUM, e, self.dtype, role, sign, correction)
         assert acc is own
         unit = Fraction(1) / Fraction(k)
         if not self.g.notes:
             scaled = {g: poly.scaled(p, unit) for g, p in terms.items()}
             s.sums.append(Entry(self._key(), scaled, s.reader.term(acc)))
-
-    def _own_dtype(self, e: Expr) -> DType:
-        return self.dtype
 
     def _shifted(
         self, a: Index, deltas: list[Expr | None], jets: dict[Index, tuple[float, Ref]], unit: Fraction, before: bool

@@ -8,7 +8,7 @@ Terms live in an arena, one per derivation, which makes equal terms one object a
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Iterable, Mapping
 from fractions import Fraction
 
 X, D = 1, 2
@@ -19,7 +19,6 @@ NEG: Sign = (True, False, False)
 ANY: Sign = (True, True, True)
 ZER: Sign = (False, True, False)
 INCREASING = frozenset({"tanh", "sigmoid", "round", "floor", "ceil", "trunc", "erf", "sign", "cast"})
-WEAKLY = frozenset({"round", "floor", "ceil", "trunc", "sign", "cast"})
 
 
 class Term:
@@ -321,9 +320,6 @@ class Arena:
         if done is None:
             done = memo[t] = self.rebuild(t, tuple(self.substitute(a, table, memo) for a in t.args))
         return done
-
-    def map_vars(self, t: Term, f: Callable[[Term], Term]) -> Term:
-        return self.substitute(t, {v: f(v) for v in variables(t)})
 
 
 def variables(t: Term) -> list[Term]:

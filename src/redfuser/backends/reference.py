@@ -165,7 +165,7 @@ class _Execution:
         """Positions of each grid axis taken at a time: its block, and as many of a batch axis as the budget allows."""
         steps = {t.axis: min(t.block or 1, self.size[t.axis]) for t in self.kernel.grid}
         fixed = {a for s in _walk(self.kernel.body) if isinstance(s, Loop) for a in self.placed(s)}
-        room = max(1, BUDGET // max(1, self.footprint(steps)))
+        room = max(1, BUDGET // max(1, self.footprint()))
         for t in reversed(self.kernel.grid):
             if t.role is Role.BATCH and not {t.first, t.last} & fixed:
                 steps[t.axis] = max(1, min(room, self.size[t.axis]))
@@ -184,7 +184,7 @@ class _Execution:
                 case Least(args=bs) | Greatest(args=bs):
                     stack += bs
 
-    def footprint(self, steps: Mapping[Axis, int]) -> int:
+    def footprint(self) -> int:
         """Bytes of the largest value of one grid point."""
         sizes = []
         for s in _walk(self.kernel.body):

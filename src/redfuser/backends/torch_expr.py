@@ -151,10 +151,10 @@ class _Evaluation:
                 return logical(*(a for a, _ in args)), True
             return bitwise(*(_cast(a, result)[0] for a in args)), True
         work = TORCH[e.dtype.compute]
-        out = self.arithmetic(e, [_cast(a, work) for a in args], work)
+        out = self.arithmetic(e, [_cast(a, work) for a in args])
         return _cast(out, result)
 
-    def arithmetic(self, e: Apply, args: list[Owned], work: torch.dtype) -> Owned:
+    def arithmetic(self, e: Apply, args: list[Owned]) -> Owned:
         if e.fn in _UNARY:
             a, own = args[0]
             if a.dtype is torch.bool:

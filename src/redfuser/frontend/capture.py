@@ -38,9 +38,8 @@ _MARKS = ("_dynamo_dynamic_indices", "_dynamo_weak_dynamic_indices", "_dynamo_dy
 
 @dataclass(frozen=True)
 class CapturedGraph:
-    """One graph of a call: as Dynamo made it, and as functional ATen operations; and what it was traced with."""
+    """One graph of a call as functional ATen operations, and what it was traced with."""
 
-    dynamo: fx.GraphModule
     graph: fx.GraphModule
     inputs: tuple[object, ...]
 
@@ -100,7 +99,7 @@ class _Recorder:
 
     def __call__(self, gm: fx.GraphModule, example_inputs: list[Any]) -> Callable[..., Any]:
         try:
-            self.graphs.append(CapturedGraph(gm, functional(gm, example_inputs), tuple(example_inputs)))
+            self.graphs.append(CapturedGraph(functional(gm, example_inputs), tuple(example_inputs)))
         except NotFunctional as why:
             self.breaks.append(_mutation_refusal(str(why)))
         reason = getattr(gm, "compile_subgraph_reason", None)

@@ -45,7 +45,6 @@ class Lowered:
     refusals: tuple[Refusal, ...]
     node_of: dict[str, fx.Node]
     input_nodes: dict[str, fx.Node]
-    output_nodes: tuple[fx.Node, ...]
     renamed: dict[str, str]
 
     def nodes_of(self, name: str) -> tuple[fx.Node, ...]:
@@ -74,7 +73,7 @@ def lower(gm: fx.GraphModule) -> Lowered:
     program, renamed = simplify(verify(written))
     verify(program)
     inputs = {i.name: driver.input_nodes[i.name] for i in program.inputs}
-    return Lowered(gm, program, tuple(driver.refusals), driver.node_of, inputs, tuple(kept), renamed)
+    return Lowered(gm, program, tuple(driver.refusals), driver.node_of, inputs, renamed)
 
 
 @dataclass
@@ -170,7 +169,7 @@ class Driver:
         if handler is not None and node.target.namespace in ("aten", "prims"):
             before = len(self.inputs), len(self.definitions), set(self.names)
             try:
-                return handler(self, self._call(node, op, overload))
+                return handler(self, self._call(node, op))
             except NotCovered as why:
                 if isinstance(why, Mistaken):
                     raise
@@ -213,7 +212,7 @@ class Driver:
             self.env = outer
         return found if isinstance(out, list | tuple) else found[0]
 
-    def _call(self, node: fx.Node, op: str, overload: str) -> Call:
+    def _call(self, node: fx.Node, op: str) -> Call:
         schema = node.target._schema  # type: ignore[union-attr]
         args: dict[str, Arg] = {}
         for n, a in enumerate(schema.arguments):
@@ -223,7 +222,7 @@ class Driver:
                 args[a.name] = self._argument(node.kwargs[a.name])
             elif a.has_default_value():
                 args[a.name] = a.default_value
-        return Call(node, op, overload, args, node.meta.get("val"))
+        return Call(node, op, args, node.meta.get("val"))
 
     def _argument(self, x: object) -> Any:
         match x:

@@ -287,11 +287,6 @@ def _negated(x: bool | None) -> bool | None:
     return None if x is None else not x
 
 
-def index_less(a: Int, b: Int, yes: Expr, no: Expr) -> Expr:
-    """``yes`` where a < b, else ``no``."""
-    return apply(Fn.WHERE, (apply(Fn.LT, (position(a), position(b)), DType.BOOL), yes, no), dtype_of(yes))
-
-
 def refold(e: Expr, args: tuple[Expr, ...]) -> Expr:
     """The node with new children, simplified again: after a substitution a predicate may have become constant."""
     match e:

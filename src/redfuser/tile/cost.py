@@ -29,12 +29,11 @@ LONGEST_TILE = 8192
 
 @dataclass(frozen=True, slots=True)
 class Cost:
-    """Bytes of intermediates that the fused form does not write, bytes it must read and write, and its operations."""
+    """Bytes of intermediates that the fused form does not write, and bytes it must read and write."""
 
     saved: int
     read: int
     written: int
-    operations: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -69,7 +68,7 @@ def cost(region: Region, sizes: Mapping[str, int]) -> Cost:
     n = _Lengths(sizes)
     axis = region.problem.axis
     producers = {p.name: p for p in region.producers}
-    saved = operations = 0
+    saved = 0
     seen: set[Expr] = {x for r in region.results for x in walk(r.body) if free_axes(x) == frozenset(r.axes)}
     for s in region.problem.stages:
         for e in _operands(s, axis):
@@ -77,14 +76,11 @@ def cost(region: Region, sizes: Mapping[str, int]) -> Cost:
             if isinstance(e, Apply | Cast) and e not in seen and axis in axes:
                 seen.add(e)
                 saved += n.count(axes) * dtype_of(e).bytes
-        operations += n.count({*s.axes, axis}) * (1 + sum(isinstance(x, Apply) for x in walk(s.body)))
         for x in loads(s.body):
             if x.source in producers and x not in seen:
                 seen.add(x)
                 p = producers[x.source]
-                elements = n.count(free_axes(x))
-                saved += elements * p.dtype.bytes
-                operations += 2 * elements * n.count(p.over)
+                saved += n.count(free_axes(x)) * p.dtype.bytes
     used = {x.source for s in region.problem.stages for x in loads(s.body)}
     used |= {x.source for p in region.producers for x in loads(p.body)} | {
         x.source for r in region.results for x in loads(r.body)
@@ -96,7 +92,7 @@ def cost(region: Region, sizes: Mapping[str, int]) -> Cost:
         for i in r.shape:
             elements *= n.number(i)
         written += elements * r.dtype.bytes
-    return Cost(saved, read, written, operations)
+    return Cost(saved, read, written)
 
 
 def _operands(s: Stage, axis: Axis) -> tuple[Expr, ...]:

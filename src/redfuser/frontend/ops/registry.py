@@ -42,7 +42,6 @@ class Call:
 
     node: fx.Node
     op: str
-    overload: str
     args: dict[str, Arg]
     meta: Any
 
