@@ -26,6 +26,7 @@ class _Frame:
     axis: Axis
     over: tuple[Int, ...]
     members: Mapping[str, Reduce]
+    maps: tuple[Map, ...]
     placed: dict[str, dict[Axis, Int]] = field(default_factory=dict)
     axes: list[Axis] = field(default_factory=list)
 
@@ -40,7 +41,8 @@ def build(program: Program, group: Group) -> Region | None:
     definitions = {d.name: d for d in program.definitions}
     members = {m: d for m in group.members if isinstance(d := definitions[m], Reduce)}
     axis, over = _streamed_axis(next(iter(members.values())))
-    frame = _Frame(axis, over, members)
+    maps = tuple(d for d in program.definitions if isinstance(d, Map))
+    frame = _Frame(axis, over, members, maps)
     while waiting := [r for r in members.values() if r.name not in frame.placed]:
         if not _place(_next(waiting, frame), frame):
             return None
@@ -132,12 +134,30 @@ def _place(r: Reduce, frame: _Frame) -> bool:
         return False
     if not wanted:
         equations = _equations(r.body, frame, set(r.axes))
-        solved = _solve(r.axes, equations, [as_int(a) for a in frame.axes], frame)
+        candidates = [as_int(a) for a in frame.axes]
+        solved = _solve(r.axes, [*equations, *_beside(r, frame)], candidates, frame)
+        if solved is None:  # the results want it at several positions
+            solved = _solve(r.axes, equations, candidates, frame)
         if solved is None:
             return False
         wanted = solved
     frame.placed[r.name] = {**wanted, **dict(zip(r.over, frame.over, strict=True))}
     return True
+
+
+def _beside(r: Reduce, frame: _Frame) -> list[tuple[Int, Int]]:
+    """Where ``r`` lies by the results that read it together with placed members: each at the same positions."""
+    out = []
+    for d in frame.maps:
+        at: dict[Axis, Int] = {}
+        for i, target in _equations(d.body, frame, set(d.axes)):
+            if i.axis is not None:
+                at.setdefault(i.axis, target)
+        for x in loads(d.body):
+            if x.source == r.name:
+                pairs = zip(r.axes, x.index, strict=False)
+                out += [(as_int(a), i.substitute(at)) for a, i in pairs if i.axes() and i.axes() <= at.keys()]
+    return out
 
 
 def _demanded(r: Reduce, frame: _Frame) -> dict[Axis, Int] | None:
@@ -240,7 +260,7 @@ def _place_map(d: Map, frame: _Frame, elements: set[Load]) -> dict[Axis, Int] | 
     fixed = {a for i, _ in equations for a in i.axes()}
     free = [a for a in open_axes if a not in fixed and a.size.value != 1]
     for chosen in (*_streamed_choices(free, frame), {}):
-        trial = _Frame(frame.axis, frame.over, frame.members, frame.placed, list(frame.axes))
+        trial = _Frame(frame.axis, frame.over, frame.members, frame.maps, frame.placed, list(frame.axes))
         candidates = [as_int(a) for a in frame.axes]
         solved = _solve(tuple(a for a in open_axes if a not in chosen), equations, candidates, trial)
         if solved is None:
