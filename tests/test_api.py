@@ -333,13 +333,14 @@ MISTAKES = {
 }
 
 
+@pytest.mark.parametrize("rest", ["eager", "inductor"])
 @pytest.mark.parametrize("name", MISTAKES)
-def test_mistakes_raise_what_eager_raises(name):
+def test_mistakes_raise_what_eager_raises(name, rest):
     fn, args = MISTAKES[name]()
     with pytest.raises(Exception) as eager:
         fn(*args)
     with pytest.raises(type(eager.value)) as fused:
-        redfuser.fuse(fn, rest="eager", strategy="single")(*args)
+        redfuser.fuse(fn, rest=rest, strategy="single")(*args)
     assert type(fused.value) is type(eager.value) and str(fused.value) == str(eager.value)
 
 
