@@ -367,6 +367,12 @@ def test_options_are_checked():
         redfuser.fuse(attention, tile=-1)
 
 
+def test_a_misspelt_environment_variable_is_an_error(monkeypatch):
+    monkeypatch.setenv("REDFUSER_STRATGY", "multi")
+    with pytest.raises(UnknownOptionError, match="Did you mean 'strategy'"):
+        redfuser.fuse(attention)
+
+
 def test_options_of_environment_and_block(monkeypatch):
     monkeypatch.setenv("REDFUSER_STRATEGY", "multi")
     assert redfuser.fuse(attention).options.strategy == "multi"

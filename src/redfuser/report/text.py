@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import os
 import textwrap
 from collections.abc import Iterator
 
 from redfuser.analysis import Analysis, Cascade, Reduction
+from redfuser.index.nodes import Where
 from redfuser.index.refusals import Refusal
 
 _WIDTH = 110
@@ -58,18 +60,24 @@ def _cascade(number: int, c: Cascade) -> str:
 
 
 def _reduction(r: Reduction, passes: int) -> Iterator[str]:
-    at = f"   {r.where}: {r.where.text}" if r.where else ""
+    at = f"{_place(r.where)}: {r.where.text}" if r.where else ""
     turn = f"   [pass {r.in_pass}]" if passes > 1 else ""
     yield ""
     yield f"  {r.name} = {r.reducer} of {r.body}{turn}"
     if at:
-        yield f"    at      {at.strip()}"
+        yield f"    at      {at}"
     how = f"{', '.join(sorted(str(t) for t in r.treatment))}: {_why(r)}"
     yield from textwrap.wrap(how, _WIDTH, initial_indent="    how     ", subsequent_indent=" " * 12)
     yield from _block("    update  ", r.update)
     yield from _block("    merge   ", r.merge)
     if r.state:
         yield f"    state   {', '.join(r.state)}"
+
+
+def _place(w: Where) -> str:
+    """file:line, relative to the working directory where the file is below it."""
+    path = os.path.relpath(w.file)
+    return f"{w.file if path.startswith(os.pardir) else path}:{w.line}"
 
 
 _REASONS = {
@@ -116,7 +124,7 @@ def _refusals(refusals: tuple[Refusal, ...]) -> Iterator[str]:
     yield "refused"
     yield "======="
     for r in refusals:
-        at = f"   ({r.where}: {r.where.text})" if r.where else ""
+        at = f"   ({_place(r.where)}: {r.where.text})" if r.where else ""
         yield f"  {r.subject}{at}"
         yield from textwrap.wrap(f"{r.reason}", _WIDTH, initial_indent="    why   ", subsequent_indent="          ")
         yield from textwrap.wrap(f"{r.hint}", _WIDTH, initial_indent="    hint  ", subsequent_indent="          ")
