@@ -14,6 +14,7 @@ from catalogue import rnd
 from helpers import assert_close, double
 
 import redfuser
+from redfuser.backends import reference
 from redfuser.errors import NotFusedError, UnknownOptionError
 
 FORCED = {"rest": "eager", "strategy": "single", "tile": 16, "strict": True}
@@ -111,6 +112,28 @@ def test_training_a_module_moves_its_weights_like_eager():
     assert_close(got, torch.cat([p.grad.flatten() for p in b.parameters()]).double(), tolerance=1e-4)
 
 
+def test_switching_gradients_inside():
+    def fn(q, k, v):
+        with torch.no_grad():
+            k = k * 2
+        return attention(q, k, v)
+
+    args = qkv()
+    want = fn(*double(args))
+    runs = []
+    plain = redfuser.fuse(fn, **FORCED)
+    with pytest.MonkeyPatch.context() as patch:
+        run = reference.run
+        patch.setattr(reference, "run", lambda *a: runs.append(1) or run(*a))
+        assert_close(plain(*args), want)
+    assert runs, "without gradients the switch means nothing, so it fuses"
+    leaves = [a.clone().requires_grad_() for a in args]
+    got = torch.autograd.grad(redfuser.fuse(fn, **FORCED)(*leaves).sum(), leaves, allow_unused=True)
+    eager = torch.autograd.grad(fn(*leaves).sum(), leaves, allow_unused=True)
+    assert got[1] is None and eager[1] is None
+    assert_close([got[0], got[2]], double([eager[0], eager[2]]), tolerance=1e-4)
+
+
 def test_autocast():
     args = qkv()
     with torch.autocast("cpu", dtype=torch.bfloat16):
@@ -174,6 +197,24 @@ def test_inputs_are_not_changed_and_mutations_are_kept():
     before = [a.clone() for a in args]
     redfuser.fuse(attention, **FORCED)(*args)
     assert all(torch.equal(a, b) for a, b in zip(args, before, strict=True))
+
+
+def test_a_view_of_an_argument_changed_in_place_runs_as_written():
+    """PyTorch exports no functional graph of it: no exception, a refusal, and eager's results."""
+
+    def fn(x, v):
+        y = F.dropout(x, 0.5, training=False)
+        y -= y.amax(-1, keepdim=True)
+        y.exp_()
+        total = y.sum(-1, keepdim=True)
+        x.div_(total)
+        return total, y @ v
+
+    x, v = rnd(4, 50), rnd(50, 3, seed=1)
+    y = x.clone()
+    assert redfuser.analyze(fn, x, v).refusals
+    got, want = redfuser.fuse(fn, **FORCED)(x, v), fn(y, v)
+    assert_close([*got, x], double([*want, y]))
 
 
 def test_strided_inputs():

@@ -97,6 +97,30 @@ def weighted_classes(x, t, w):
     return F.cross_entropy(x, t, weight=w), F.cross_entropy(x, t, weight=w, reduction="sum")
 
 
+@case(rnd(2, 17, 32), rnd(32), rnd(32, 32))
+def a_reader_of_the_first_row_only(x, w, m):
+    """The product needs the statistics of one row; the other rows of the result are computed all the same."""
+    y = F.layer_norm(x, (32,), w)
+    return y, y[:, 0] @ m
+
+
+@case(rnd(2, 17, 32), rnd(32), rnd(32, 32))
+def only_the_first_row_is_read(x, w, m):
+    return F.layer_norm(x, (32,), w)[:, 0] @ m
+
+
+@case(rnd(2, 17, 32), rnd(32, 32))
+def a_reader_of_some_rows(x, m):
+    y = F.softmax(x, -1)
+    return y, y[:, 3:9] @ m
+
+
+@case(rnd(2, 6, 32), rnd(3, 32, 32))
+def readers_of_different_rows(x, m):
+    y = F.softmax(x, -1)
+    return y[:, 0] @ m[0], y[:, 1] @ m[1], y[:, ::2] @ m[2]
+
+
 @pytest.mark.parametrize("c", CASES, ids=lambda c: c.name)
 def test_passes(c):
     found = redfuser.analyze(c.fn, *c.args)

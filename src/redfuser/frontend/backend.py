@@ -6,6 +6,7 @@ Whatever goes wrong on our side, the graph runs as it came. A user's function ne
 from __future__ import annotations
 
 import contextlib
+import copy
 import functools
 import logging
 import operator
@@ -16,7 +17,7 @@ from typing import Any, Literal, cast
 import torch
 import torch.fx as fx
 
-from redfuser.frontend.functional import functional
+from redfuser.frontend.functional import NotFunctional, functional
 from redfuser.frontend.kinds import is_size, is_view
 from redfuser.frontend.lower import Lowered, lower
 from redfuser.frontend.partition import Cut, extract
@@ -68,10 +69,16 @@ def make_backend(
 def rewrite(gm: fx.GraphModule, example_inputs: Sequence[Any], choose: Choose) -> fx.GraphModule | None:
     """The functional graph with fused regions in it; None when nothing is fused. ``gm`` itself is not changed."""
     if any(_switches_gradients(n) for n in gm.graph.nodes):
-        # recomputing a region under autograd would differentiate what the user excluded
-        log.info("a graph that switches gradients on or off inside is not fused")
+        if _records_gradients(example_inputs):
+            # recomputing a region under autograd would differentiate what the user excluded
+            log.info("a graph that switches gradients on or off inside is not fused while gradients are recorded")
+            return None
+        gm = _without_switches(gm)
+    try:
+        graph = functional(gm, example_inputs)
+    except NotFunctional as why:
+        log.info("a graph is left as it is: %s", why)
         return None
-    graph = functional(gm, example_inputs)
     lowered = lower(graph)
     done = 0
     for members, producers, factory in choose(lowered):
@@ -137,7 +144,19 @@ def _switches_gradients(n: fx.Node) -> bool:
     return n.op == "call_function" and n.target in (
         torch._C._set_grad_enabled,
         torch.autograd.grad_mode._enter_inference_mode,
+        torch.autograd.grad_mode._exit_inference_mode,
     )
+
+
+def _without_switches(gm: fx.GraphModule) -> fx.GraphModule:
+    """The graph for a call in which nothing needs a gradient: switching them on or off then means nothing."""
+    out = fx.GraphModule(gm, copy.deepcopy(gm.graph))
+    out.meta = gm.meta
+    for n in reversed(out.graph.nodes):
+        if _switches_gradients(n) and not n.users:
+            out.graph.erase_node(n)
+    out.recompile()
+    return out
 
 
 def _only_regions(gm: fx.GraphModule) -> bool:

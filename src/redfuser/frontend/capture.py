@@ -22,7 +22,7 @@ from torch._subclasses.fake_tensor import (
 from torch.fx.experimental.symbolic_shapes import GuardOnDataDependentSymNode
 from torch.utils import _pytree as pytree
 
-from redfuser.frontend.functional import functional
+from redfuser.frontend.functional import NotFunctional, functional
 from redfuser.frontend.quiet import quiet
 from redfuser.frontend.values import hint_of
 from redfuser.index.nodes import Where
@@ -98,7 +98,10 @@ class _Recorder:
         self.breaks: list[Refusal] = []
 
     def __call__(self, gm: fx.GraphModule, example_inputs: list[Any]) -> Callable[..., Any]:
-        self.graphs.append(CapturedGraph(functional(gm, example_inputs), tuple(example_inputs)))
+        try:
+            self.graphs.append(CapturedGraph(functional(gm, example_inputs), tuple(example_inputs)))
+        except NotFunctional as why:
+            self.breaks.append(_mutation_refusal(str(why)))
         reason = getattr(gm, "compile_subgraph_reason", None)
         if reason is not None and reason.graph_break:
             self.breaks.append(_break_refusal(reason))
@@ -169,6 +172,16 @@ def _break_refusal(reason: Any) -> Refusal:
         f"the function is split here: {first}",
         "what comes before and after fuses on its own; move this statement out of the function to fuse across it",
         where,
+    )
+
+
+def _mutation_refusal(why: str) -> Refusal:
+    return Refusal(
+        "in-place operations",
+        RefusalKind.UNSUPPORTED,
+        f"the graph cannot be written without its in-place operations: {why}",
+        "write it without changing a view of an argument in place",
+        None,
     )
 
 

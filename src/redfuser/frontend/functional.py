@@ -33,6 +33,13 @@ def _exit_autocast(context: torch.amp.autocast) -> None:
     context.__exit__(None, None, None)
 
 
+class NotFunctional(Exception):
+    """PyTorch cannot export the graph without its mutations, as when a view of an input is changed in place.
+
+    The text is PyTorch's reason. The graph runs as it came.
+    """
+
+
 def functional(gm: fx.GraphModule, example_inputs: Sequence[object]) -> fx.GraphModule:
     """A functional ATen graph that takes ``gm``'s inputs and gives its outputs, composite operations kept whole.
 
@@ -41,9 +48,12 @@ def functional(gm: fx.GraphModule, example_inputs: Sequence[object]) -> fx.Graph
     are any, and then the graph has to run with autocast off. Nothing is computed on data.
     """
     source = _with_applied_autocast(gm)
-    exported, signature = aot_export_module(
-        source, list(example_inputs), trace_joint=False, pre_dispatch=True, decompositions=APART
-    )
+    try:
+        exported, signature = aot_export_module(
+            source, list(example_inputs), trace_joint=False, pre_dispatch=True, decompositions=APART
+        )
+    except RuntimeError as e:
+        raise NotFunctional(str(e).splitlines()[0] if str(e) else type(e).__name__) from e
     assert isinstance(exported, fx.GraphModule)
     graph = exported.graph
     placeholders = [n for n in graph.nodes if n.op == "placeholder"]

@@ -67,7 +67,33 @@ def build(program: Program, group: Group) -> Region | None:
     bodies = [*(s.body for s in stages), *(p.body for p in producers), *(r.body for r in results)]
     if any(x.source not in available for body in bodies for x in loads(body)):
         return None
+    if not all(_covers(r) for r in results):
+        return None
     return Region(program, Problem(axis, stages), producers, tuple(results))
+
+
+def _covers(r: Result) -> bool:
+    """Whether every position of a result is written: a stage that is read at one position only may lie there alone."""
+    if product(a.size for a in r.axes) == product(r.shape):
+        return True
+    seen: set[Axis] = set()
+    for i, n in zip(r.index, r.shape, strict=True):
+        if seen & i.axes() or not _onto(i, n):
+            return False
+        seen |= i.axes()
+    return True
+
+
+def _onto(i: Int, length: Int) -> bool:
+    """Whether an index takes every value below ``length``."""
+    if length.value == 1:
+        return True
+    if i.axis is not None:
+        return i.axis.size == length
+    atoms = list(i.atoms())
+    if len(atoms) == 1 and i == as_int(atoms[0]) and isinstance(atoms[0], FloorDiv):
+        return _onto(atoms[0].num, atoms[0].den * length)
+    return product(a.size for a in i.axes()) == length
 
 
 def _streamed_axis(r: Reduce) -> tuple[Axis, tuple[Int, ...]]:

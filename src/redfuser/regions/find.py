@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 from dataclasses import dataclass
 
-from redfuser.index.expr import loads
+from redfuser.index.expr import Load, loads
 from redfuser.index.ints import Axis, Int
 from redfuser.index.nodes import Program, Reduce
 
@@ -40,9 +40,10 @@ def find(program: Program) -> tuple[Group, ...]:
     """
     reductions = {r.name: r for r in program.reductions}
     uses = {r.name: _uses(r, reductions) for r in reductions.values()}
+    parts = _parts(program, reductions)
     inlined: frozenset[str] = frozenset()
     while True:
-        groups = _grouped(uses, inlined)
+        groups = _grouped(uses, parts, inlined)
         found = [Group(members, _producers(program, members, reductions)) for members in groups]
         members = {m for g in found for m in g.members}
         taken = inlined.union(*(g.producers & members for g in found))
@@ -51,7 +52,9 @@ def find(program: Program) -> tuple[Group, ...]:
         inlined = taken
 
 
-def _grouped(uses: dict[str, _Uses], apart: frozenset[str]) -> list[tuple[str, ...]]:
+def _grouped(
+    uses: dict[str, _Uses], parts: dict[str, dict[str, _Part]], apart: frozenset[str]
+) -> list[tuple[str, ...]]:
     """The cascades of two or more reductions when those in ``apart`` are in none."""
     above = _ancestors(uses)
     groups: dict[str, tuple[str, ...]] = {}
@@ -63,11 +66,53 @@ def _grouped(uses: dict[str, _Uses], apart: frozenset[str]) -> list[tuple[str, .
         candidates = {groups[p] for p in near}
         for chosen in _attempts(candidates):
             merged = tuple(n for n in uses if n in set().union(*chosen) | {name})
-            if _streams_together(merged, uses) and _convex(merged, uses, above):
+            if _streams_together(merged, uses) and _convex(merged, uses, above) and _whole(merged, parts):
                 for n in merged:
                     groups[n] = merged
                 break
     return [members for members in dict.fromkeys(groups.values()) if len(members) > 1]
+
+
+_Part = frozenset[tuple[int, Int]]
+
+
+def _parts(program: Program, reductions: dict[str, Reduce]) -> dict[str, dict[str, _Part]]:
+    """For each reduction, by reader, the part that is read: the dimensions in which that is not all of them."""
+    out: dict[str, dict[str, _Part]] = {name: {} for name in reductions}
+    for o in program.outputs:
+        if o.value in out:
+            out[o.value][""] = frozenset()
+    for d in program.definitions:
+        for x in loads(d.body):
+            if x.source in out:
+                part = _part(x, reductions[x.source])
+                out[x.source][d.name] = out[x.source].get(d.name, part) & part
+    return out
+
+
+def _part(x: Load, r: Reduce) -> _Part:
+    """Fixed positions as they are; a shift, a stride and a shorter axis by where they end."""
+    out = []
+    for n, (i, length) in enumerate(zip(x.index, (a.size for a in r.result_axes), strict=True)):
+        if length.value == 1:
+            continue
+        axes = i.axes()
+        if not axes:
+            out.append((n, i))
+        elif len(axes) == 1:
+            (a,) = axes
+            if i.coefficient(a) is not None and (i.axis is None or a.size != length):
+                out.append((n, i.substitute({a: a.size})))
+    return frozenset(out)
+
+
+def _whole(members: tuple[str, ...], parts: dict[str, dict[str, _Part]]) -> bool:
+    """A member of which another reads a part only is placed there: nobody may need the rest of it."""
+    for m in members:
+        inside = {p for reader, p in parts[m].items() if reader in members}
+        if any(inside) and any(p != q for p in inside for q in parts[m].values()):
+            return False
+    return True
 
 
 def _uses(r: Reduce, reductions: dict[str, Reduce]) -> _Uses:
