@@ -287,7 +287,7 @@ class Lowering:
         return self._ref(known)
 
     def _renamed(self, e: Load, axes: frozenset[Axis], level: int) -> Value | None:
-        """An earlier read of the same elements along differently named whole axes (keys that are values too)."""
+        """An earlier read of the same elements along differently named whole axes (one tensor read as both operands)."""
         whole = axes - set(self.loops)
         for op in self.levels[level].reads:
             if op.tensor != e.source:
