@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
 
+import pytest
 import torch
 from torch import Tensor
 
@@ -42,6 +44,21 @@ class Recorded:
     def scheduled(self, schedule: Schedule) -> list[Tensor]:
         program = build(self.planned.region, self.planned.derivation, schedule)
         return reference.run(program, self.inputs, self.sizes)
+
+
+@contextmanager
+def fused_runs() -> Iterator[list[int]]:
+    """One entry for every tile program that the reference backend runs for what is compiled inside."""
+    seen: list[int] = []
+    run = reference.run
+
+    def counted(*args: Any) -> list[Tensor]:
+        seen.append(1)
+        return run(*args)
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(reference, "run", counted)
+        yield seen
 
 
 def record(fn: Callable[..., Any], args: Sequence[Any]) -> list[Recorded]:

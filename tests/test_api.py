@@ -12,6 +12,7 @@ import torch
 import torch.nn.functional as F
 from catalogue import rnd
 from helpers import assert_close, double
+from stages import fused_runs
 
 import redfuser
 from redfuser.backends import reference
@@ -244,9 +245,12 @@ def test_unfused_runs_the_same_bits_as_eager():
 def test_one_compilation_serves_small_and_large():
     """With lengths known only at the call, each call is decided on its own."""
     fused = redfuser.fuse(attention, rest="eager", fuse_threshold=200_000)
-    for m in (40, 41, 42, 2000):
-        args = qkv(9, m)
-        assert_close(fused(*args), attention(*double(args)))
+    with fused_runs() as runs:
+        for m in (40, 41, 42, 2000):
+            args = qkv(9, m)
+            assert not runs, "a small call was fused"
+            assert_close(fused(*args), attention(*double(args)))
+    assert len(runs) == 1 and fused._compiled.variants <= 2
 
 
 # -- analysis --------------------------------------------------------------------------------------------------------

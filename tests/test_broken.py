@@ -9,6 +9,7 @@ import pytest
 import torch
 import torch.nn.functional as F
 from helpers import assert_close, double
+from stages import fused_runs
 
 import redfuser
 
@@ -159,8 +160,9 @@ def test_passes(c):
 def test_numbers(c, tiling, caplog):
     strategy, tile, segments = tiling
     fused = redfuser.fuse(c.fn, rest="eager", strategy=strategy, tile=tile, segments=segments, strict=True)
-    with caplog.at_level(logging.WARNING, "redfuser"):
+    with caplog.at_level(logging.WARNING, "redfuser"), fused_runs() as runs:
         got = fused(*c.args)
+    assert runs, "nothing was fused"
     assert not caplog.records, caplog.text
     assert_close(got, c.fn(*double(c.args)), like=c.fn(*c.args), tolerance=c.expected.get("tolerance", 2e-5))
 

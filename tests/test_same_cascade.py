@@ -7,6 +7,7 @@ import torch
 import torch.nn.functional as F
 from catalogue import rnd
 from helpers import assert_close, double
+from stages import fused_runs
 
 import redfuser
 
@@ -23,7 +24,10 @@ def shape_of(fn, *args):
 
 def check(fn, *args, tolerance=2e-5):
     fused = redfuser.fuse(fn, rest="eager", strategy="single", tile=16, strict=True)
-    assert_close(fused(*args), fn(*double(args)), tolerance=tolerance, like=fn(*args))
+    with fused_runs() as runs:
+        got = fused(*args)
+    assert_close(got, fn(*double(args)), tolerance=tolerance, like=fn(*args))
+    assert runs, "nothing was fused"
 
 
 def by_hand(x):

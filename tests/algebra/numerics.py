@@ -142,8 +142,10 @@ def perturbed(problem, g: Grid, seed):
 
 
 def worst(got, want, eagers, moved, size):
-    """The largest error over its allowance, and where; non-finite where both references are finite counts
-    as infinite.
+    """The largest error over its allowance, and where.
+
+    Non-finite where both references are finite counts as infinite, and so does finite where they are NaN though nothing
+    overflowed: in a row of which every element is masked.
     """
     out, where = 0.0, ""
     for key, w in want.items():
@@ -157,6 +159,10 @@ def worst(got, want, eagers, moved, size):
         back = np.max([np.abs(np.broadcast_to(m[key], shape).astype(np.float64) - w) for m in moved], axis=0)
         allow = 1e-5 * np.broadcast_to(size[name], shape) + 30 * np.nan_to_num(back, posinf=0.0) + 4 * off + 1e-12
         ratio = np.where(fine, np.where(np.isfinite(a), np.abs(a - w) / allow, np.inf), 0.0)
+        if len(ratio) == len(REGIMES):
+            masked = REGIMES.index("all masked")
+            lost = np.all([np.isnan(f[masked]) for f in (w, *fs)], axis=0)
+            ratio[masked] = np.where(lost & np.isfinite(a[masked]), np.inf, ratio[masked])
         if ratio.max(initial=0.0) > out:
             out = float(ratio.max())
             i = int(np.argmax(ratio.reshape(len(ratio), -1).max(1)))

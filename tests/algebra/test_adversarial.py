@@ -73,9 +73,8 @@ def test_exponentials_of_infinity_stay_infinite():
 
     got, want = run("unsafe_softmax", 16, cuts=(3,), edit=spoil)
     assert (row(got[("Z", Part.VALUE)], "normal") == np.inf).all()
-    assert (
-        np.isnan(row(got[("O", Part.VALUE)], "normal")).all() == np.isnan(row(want[("O", Part.VALUE)], "normal")).all()
-    )
+    assert np.isnan(row(want[("O", Part.VALUE)], "normal")).all()
+    assert np.isnan(row(got[("O", Part.VALUE)], "normal")).all()
 
 
 def test_what_cancels_out_keeps_its_pass():
@@ -104,12 +103,14 @@ def test_low_values_after_a_masked_prefix():
         if x.source == "x":
             v[REGIMES.index("masked prefix")] -= 1e3
 
-    for name in ("attention", "unsafe_softmax", "softmax_through_logsumexp", "entropy", "shifted_logsumexp"):
+    for name in ("attention", "softmax_through_logsumexp", "entropy", "shifted_logsumexp"):
         got, want = run(name, edit=low)
+        compared = 0
         for key, w in want.items():
-            if name != "unsafe_softmax":  # where the program itself underflows
-                fine = np.isfinite(row(w, "masked prefix"))
-                assert np.isfinite(row(got[key], "masked prefix"))[fine].all(), (name, key)
+            fine = np.isfinite(row(w, "masked prefix"))
+            compared += int(fine.any())
+            assert np.isfinite(row(got[key], "masked prefix"))[fine].all(), (name, key)
+        assert compared, name
 
 
 def test_plus_infinity_and_nan_stay_in_their_rows():

@@ -6,7 +6,7 @@ axis last; a top-k list takes the last dimension's place.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -14,6 +14,7 @@ import numpy as np
 import numpy.typing as npt
 
 from redfuser.algebra.nodes import Accumulator, Pass
+from redfuser.index.eval import BINARY, COMPARE, LOGICAL, UNARY, logsumexp
 from redfuser.index.expr import Apply, Cast, Const, DType, Expr, Fn, Load, Part, Position, Ref, dtype_of
 from redfuser.index.ints import Atom, Axis, FloorDiv, Int, Mod, Size
 from redfuser.index.nodes import Reducer
@@ -74,40 +75,7 @@ def _truth(a: Array) -> Array:
     return a if a.dtype == np.bool_ else np.asarray(a != 0)
 
 
-def _erf(a: Array) -> Array:
-    from math import erf
-
-    return np.asarray(np.vectorize(erf, otypes=[np.float64])(a))
-
-
-def _sigmoid(a: Array) -> Array:
-    return np.asarray(1 / (1 + np.exp(-a)))
-
-
-_UNARY: dict[Fn, Callable[[Array], Array]] = {
-    Fn.NEG: np.negative, Fn.ABS: np.abs, Fn.SIGN: np.sign, Fn.EXP: np.exp, Fn.EXP2: np.exp2, Fn.EXPM1: np.expm1,
-    Fn.LOG: np.log,
-    Fn.LOG2: np.log2, Fn.LOG1P: np.log1p, Fn.SQRT: np.sqrt, Fn.SIN: np.sin, Fn.COS: np.cos, Fn.TANH: np.tanh,
-    Fn.SIGMOID: _sigmoid, Fn.ERF: _erf, Fn.ISNAN: np.isnan,
-}  # fmt: skip
-_ROUND: dict[Fn, Callable[[Array], Array]] = {
-    Fn.FLOOR: np.floor,
-    Fn.CEIL: np.ceil,
-    Fn.ROUND: np.round,
-    Fn.TRUNC: np.trunc,
-}
-_BINARY: dict[Fn, Callable[[Array, Array], Array]] = {
-    Fn.ADD: np.add, Fn.SUB: np.subtract, Fn.MUL: np.multiply, Fn.DIV: np.divide, Fn.FLOORDIV: np.floor_divide,
-    Fn.REMAINDER: np.mod,
-    Fn.POW: np.power, Fn.MAXIMUM: np.maximum, Fn.MINIMUM: np.minimum, Fn.LT: np.less, Fn.LE: np.less_equal,
-    Fn.GT: np.greater,
-    Fn.GE: np.greater_equal, Fn.EQ: np.equal, Fn.NE: np.not_equal,
-}  # fmt: skip
-_LOGIC: dict[Fn, Callable[[Array, Array], Array]] = {
-    Fn.AND: np.logical_and,
-    Fn.OR: np.logical_or,
-    Fn.XOR: np.logical_xor,
-}
+_ROUND = (Fn.FLOOR, Fn.CEIL, Fn.ROUND, Fn.TRUNC)
 
 
 @dataclass(slots=True)
@@ -165,18 +133,15 @@ class Evaluator:
     def _apply(self, e: Apply, a: list[Array]) -> Array:
         if e.fn is Fn.WHERE:
             return np.where(_truth(a[0]), a[1], a[2])
-        if e.fn in _LOGIC:
-            return np.asarray(_LOGIC[e.fn](_truth(a[0]), _truth(a[1])))
-        if e.fn is Fn.NOT:
-            return np.asarray(~_truth(a[0]))
-        if e.fn in _ROUND:
-            return a[0] if self.grid.lax else np.asarray(_ROUND[e.fn](a[0]))
+        if e.fn in LOGICAL:
+            return np.asarray(LOGICAL[e.fn](*map(_truth, a)))
+        if e.fn in _ROUND and self.grid.lax:
+            return a[0]
         a = [x.astype(self.grid.real) if x.dtype == np.bool_ else x for x in a]
-        if e.fn is Fn.RSQRT:
-            return np.asarray(1 / np.sqrt(a[0]))
-        if e.fn in _UNARY:
-            return np.asarray(_UNARY[e.fn](a[0]))
-        return np.asarray(_BINARY[e.fn](a[0], a[1]))
+        if e.fn in COMPARE:
+            return np.asarray(COMPARE[e.fn](*a))
+        out = np.asarray(UNARY[e.fn](a[0]) if len(a) == 1 else BINARY[e.fn](*a))
+        return out if out.dtype == np.bool_ else out.astype(self.grid.real, copy=False)
 
     def _watch(self, e: Apply, args: list[Array], out: Array) -> None:
         """Overflow of finite values, and a zero weight times a non-finite value: the two exceptions of the contract."""
@@ -207,24 +172,10 @@ def identity(r: Reducer, k: int, dtype: DType, grid: Grid) -> Indexed:
     shape = (1,) * (grid.rank - 1) + (k if r is Reducer.TOPK else 1,)
     if r in (Reducer.ANY, Reducer.ALL):
         return np.full(shape, r is Reducer.ALL), None
-    value = {Reducer.SUM: 0.0, Reducer.PROD: 1.0, Reducer.MIN: np.inf, Reducer.ARGMIN: np.inf}.get(r, -np.inf)
-    if not np.isfinite(value) and not dtype.is_float:
-        value = _integer_end(dtype, value > 0)
+    value = {
+        Reducer.SUM: 0, Reducer.PROD: 1, Reducer.MIN: dtype.highest, Reducer.ARGMIN: dtype.highest
+    }.get(r, dtype.lowest)  # fmt: skip
     return np.full(shape, value, dtype=grid.real), (np.full(shape, np.inf) if r.has_index else None)
-
-
-def _integer_end(dtype: DType, top: bool) -> float:
-    if dtype is DType.BOOL:
-        return float(top)
-    bits = 8 * dtype.bytes
-    low, high = (0, 2**bits - 1) if dtype is DType.UINT8 else (-(2 ** (bits - 1)), 2 ** (bits - 1) - 1)
-    return float(high if top else low)
-
-
-def _logsumexp(v: Array) -> Array:
-    m = np.max(v, axis=-1, keepdims=True)
-    safe = np.where(np.isinf(m), 0.0, m)
-    return np.asarray(np.log(np.sum(np.exp(v - safe), axis=-1, keepdims=True)) + safe, dtype=v.dtype)
 
 
 def _ranked(v: Array, i: Array, k: int, largest: bool) -> Indexed:
@@ -254,7 +205,7 @@ def reduce(r: Reducer, parts: list[Indexed], k: int) -> Indexed:
         case Reducer.ALL:
             return np.asarray(np.all(_truth(v), -1, keepdims=True)), None
         case Reducer.LOGSUMEXP:
-            return _logsumexp(v), None
+            return np.asarray(logsumexp(v)[..., None], dtype=v.dtype), None
     at = [np.broadcast_to(p[1], (*shape, p[1].shape[-1])) for p in parts if p[1] is not None]
     return _ranked(v, np.concatenate(at, -1), k if r is Reducer.TOPK else 1, r is not Reducer.ARGMIN)
 

@@ -8,6 +8,7 @@ value of a tile stays within ``BUDGET`` bytes: what a core's cache holds.
 from __future__ import annotations
 
 import itertools
+import math
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
@@ -224,7 +225,8 @@ class _Execution:
                 x = select.reduce(self.values[s.arg], self.dim[s.over], s.reducer, s.out.dtype)
                 self.put(s.out.name, x, True)
             case Combine():
-                self.put(s.out.name, self.combine(s), True)
+                x = select.combine(s.reducer, self.values[s.left], self.values[s.right])
+                self.put(s.out.name, x, True)
             case Select():
                 k = None if s.k is None else (self.dim[s.k], self.size[s.k])
                 found = select.best(self.values[s.arg], self.dim[s.over], self.range[s.over][0], s.reducer, k)
@@ -379,10 +381,6 @@ class _Execution:
         t[tuple(index)] = x.expand(shape)
 
     # -- arithmetic --------------------------------------------------------------------------------------------------
-    def combine(self, s: Combine) -> Tensor:
-        left, right = self.values[s.left], self.values[s.right]
-        return select.combine(s.reducer, left, right)
-
     def dot(self, s: Dot) -> Tensor:
         dtype = TORCH[s.out.dtype]
         left, right = self.values[s.left].to(dtype), self.values[s.right].to(dtype)
@@ -419,15 +417,8 @@ def _matrix(x: Tensor, batch: tuple[int, ...], rows: tuple[int, ...], columns: t
     order = (*batch, *rows, *columns)
     rest = [d for d in range(x.dim()) if d not in order]
     shape = [x.shape[d] for d in order]
-    count = [_product(shape[: len(batch)]), _product(shape[len(batch) : len(batch) + len(rows)])]
-    return x.permute(*order, *rest).reshape(*count, _product(shape[len(batch) + len(rows) :]))
-
-
-def _product(items: Sequence[int]) -> int:
-    out = 1
-    for n in items:
-        out *= n
-    return out
+    count = [math.prod(shape[: len(batch)]), math.prod(shape[len(batch) : len(batch) + len(rows)])]
+    return x.permute(*order, *rest).reshape(*count, math.prod(shape[len(batch) + len(rows) :]))
 
 
 def _walk(body: tuple[Statement, ...]) -> Iterator[Statement]:

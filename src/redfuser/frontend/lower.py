@@ -338,10 +338,7 @@ class Driver:
     # -- what is not covered ----------------------------------------------------------------------------------------
     def _opaque(self, node: fx.Node, why: str) -> Any:
         self._refuse(node, why)
-        value = node.meta.get("val")
-        if isinstance(value, torch.Tensor):
-            return self._opaque_one(node)
-        return None
+        return self._opaque_one(node)
 
     def _opaque_one(self, node: fx.Node) -> Any:
         """The result of an operation that is not covered: an input of the program, as if the caller had given it."""

@@ -15,6 +15,7 @@ import torch
 import torch.fx as fx
 
 from redfuser.frontend.kinds import (
+    ATTENTION,
     CONTRACTIONS,
     GATHERS,
     is_cast,
@@ -189,7 +190,7 @@ class _Finder:
         for n in sorted(below, key=self.order.__getitem__, reverse=True):
             for i in tensor_inputs(n):
                 if i not in inside:
-                    operand = op_of(n) in CONTRACTIONS or op_of(n) == "scaled_dot_product_attention"
+                    operand = op_of(n) in CONTRACTIONS | ATTENTION
                     self._take(i, inside, scalings=1 if operand else None)
 
     def _take(self, n: fx.Node, inside: set[fx.Node], scalings: int | None) -> None:

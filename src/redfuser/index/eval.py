@@ -190,21 +190,22 @@ def _cast(x: Array, source: DType, target: DType, rounded: bool) -> Array:
     return x.astype(numpy_dtype(target))
 
 
-_UNARY: dict[Fn, Callable[[Array], Array]] = {
+# one table for the two interpreters in numpy: this one, and the checker's
+UNARY: dict[Fn, Callable[[Array], Array]] = {
     Fn.NEG: np.negative, Fn.ABS: np.abs, Fn.SIGN: np.sign, Fn.EXP: np.exp, Fn.EXP2: np.exp2, Fn.EXPM1: np.expm1,
     Fn.LOG: np.log, Fn.LOG2: np.log2, Fn.LOG1P: np.log1p, Fn.SQRT: np.sqrt, Fn.RSQRT: lambda x: 1.0 / np.sqrt(x),
     Fn.SIN: np.sin, Fn.COS: np.cos, Fn.TANH: np.tanh, Fn.SIGMOID: lambda x: _sigmoid(x), Fn.ERF: lambda x: _erf(x),
     Fn.FLOOR: np.floor, Fn.CEIL: np.ceil, Fn.ROUND: np.rint, Fn.TRUNC: np.trunc, Fn.ISNAN: np.isnan,
 }  # fmt: skip
-_BINARY: dict[Fn, Callable[[Array, Array], Array]] = {
+BINARY: dict[Fn, Callable[[Array, Array], Array]] = {
     Fn.ADD: np.add, Fn.SUB: np.subtract, Fn.MUL: np.multiply, Fn.DIV: np.true_divide, Fn.FLOORDIV: np.floor_divide,
     Fn.REMAINDER: np.remainder, Fn.POW: np.power, Fn.MAXIMUM: np.maximum, Fn.MINIMUM: np.minimum,
 }  # fmt: skip
-_COMPARE: dict[Fn, Callable[[Array, Array], Array]] = {
+COMPARE: dict[Fn, Callable[[Array, Array], Array]] = {
     Fn.LT: np.less, Fn.LE: np.less_equal, Fn.GT: np.greater, Fn.GE: np.greater_equal, Fn.EQ: np.equal,
     Fn.NE: np.not_equal,
 }  # fmt: skip
-_LOGICAL: dict[Fn, Callable[..., Array]] = {
+LOGICAL: dict[Fn, Callable[..., Array]] = {
     Fn.AND: np.bitwise_and, Fn.OR: np.bitwise_or, Fn.XOR: np.bitwise_xor, Fn.NOT: np.invert,
 }  # fmt: skip
 
@@ -213,22 +214,21 @@ def _apply(fn: Fn, args: list[Array], dtype: DType) -> Array:
     kind = numpy_dtype(dtype)
     if fn is Fn.WHERE:
         return np.where(args[0], args[1].astype(kind), args[2].astype(kind))
-    if fn in _COMPARE:
-        return _COMPARE[fn](*args)
-    if fn in _LOGICAL:
-        return _LOGICAL[fn](*(a.astype(kind) for a in args))
+    if fn in COMPARE:
+        return COMPARE[fn](*args)
+    if fn in LOGICAL:
+        return LOGICAL[fn](*(a.astype(kind) for a in args))
     if fn is Fn.ISNAN:
         return np.isnan(args[0].astype(np.float64))
     if dtype is DType.BOOL:
         return _apply(fn, [a.astype(np.int64) for a in args], DType.INT64).astype(np.bool_)
     same = [a.astype(kind) for a in args]
-    return (_UNARY[fn](same[0]) if len(same) == 1 else _BINARY[fn](*same)).astype(kind)
+    return (UNARY[fn](same[0]) if len(same) == 1 else BINARY[fn](*same)).astype(kind)
 
 
 def _sigmoid(x: Array) -> Array:
-    y = np.asarray(x, np.float64)
-    e = np.exp(-np.abs(y))
-    return np.where(y >= 0, 1.0, e) / (1.0 + e)
+    e = np.exp(-np.abs(x))
+    return np.asarray(np.where(x >= 0, 1.0, e) / (1.0 + e))
 
 
 _erf: Callable[[Array], Array] = np.vectorize(math.erf, otypes=[np.float64])
@@ -244,15 +244,15 @@ def reduce_last(x: Array, d: Reduce, k: int | None = None) -> dict[Part, Array]:
             case Reducer.PROD:
                 return {Part.VALUE: wide.prod(-1)}
             case Reducer.MAX:
-                return {Part.VALUE: wide.max(-1, initial=lowest(d.dtype))}
+                return {Part.VALUE: wide.max(-1, initial=d.dtype.lowest)}
             case Reducer.MIN:
-                return {Part.VALUE: wide.min(-1, initial=highest(d.dtype))}
+                return {Part.VALUE: wide.min(-1, initial=d.dtype.highest)}
             case Reducer.ANY:
                 return {Part.VALUE: np.asarray(x.astype(np.bool_).any(-1))}
             case Reducer.ALL:
                 return {Part.VALUE: np.asarray(x.astype(np.bool_).all(-1))}
             case Reducer.LOGSUMEXP:
-                return {Part.VALUE: _logsumexp(x.astype(np.float64))}
+                return {Part.VALUE: logsumexp(x.astype(np.float64))}
             case Reducer.ARGMAX | Reducer.ARGMIN:
                 at = x.argmax(-1) if d.reducer is Reducer.ARGMAX else x.argmin(-1)
                 return {Part.VALUE: np.take_along_axis(x, at[..., None], -1)[..., 0], Part.INDEX: at.astype(np.int64)}
@@ -261,20 +261,8 @@ def reduce_last(x: Array, d: Reduce, k: int | None = None) -> dict[Part, Array]:
                 return _topk(x, k)
 
 
-def lowest(dtype: DType) -> float | int | bool:
-    """The identity of max: -inf, or the smallest integer."""
-    if dtype.is_float:
-        return -math.inf
-    return False if dtype is DType.BOOL else int(np.iinfo(dtype.value).min)
-
-
-def highest(dtype: DType) -> float | int | bool:
-    if dtype.is_float:
-        return math.inf
-    return True if dtype is DType.BOOL else int(np.iinfo(dtype.value).max)
-
-
-def _logsumexp(x: Array) -> Array:
+def logsumexp(x: Array) -> Array:
+    """Over the last dimension, in any float; exact where the largest element is infinite."""
     top = np.asarray(x.max(-1, initial=-math.inf))
     safe = np.where(np.isfinite(top), top, 0.0)
     total = np.log(np.exp(x - safe[..., None]).sum(-1)) + safe

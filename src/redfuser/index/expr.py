@@ -35,6 +35,25 @@ class DType(Enum):
         return _BYTES[self.value]
 
     @property
+    def lowest(self) -> float | int | bool:
+        """The identity of max: -inf, the smallest integer, or False."""
+        return self._ends[0]
+
+    @property
+    def highest(self) -> float | int | bool:
+        """The identity of min: inf, the largest integer, or True."""
+        return self._ends[1]
+
+    @property
+    def _ends(self) -> tuple[float | int | bool, float | int | bool]:
+        if self.is_float:
+            return -math.inf, math.inf
+        if self is DType.BOOL:
+            return False, True
+        bits = 8 * self.bytes
+        return (0, 2**bits - 1) if self is DType.UINT8 else (-(2 ** (bits - 1)), 2 ** (bits - 1) - 1)
+
+    @property
     def compute(self) -> DType:
         """The dtype in which arithmetic on it is done: float32 for narrower floats, itself otherwise."""
         return DType.FLOAT32 if self.is_float and self.bytes < 4 else self

@@ -282,7 +282,7 @@ def _breakpoints(e: Expr, axis: Axis) -> Iterator[Int]:
 def split_grouped_axes(p: Program) -> tuple[Program, Renamed]:
     """s[h, i] = sum of q[h, i, l] * k[h // 4, l]   ->   s[u, g, i] = sum of q[4*u + g, i, l] * k[u, l]
 
-    so that shared heads, and batch and head dimensions flattened into one, are axes of their own.
+    so that what several rows share, and dimensions flattened into one, are axes of their own.
     """
     split: dict[str, list[tuple[int, Int]]] = {}
     outputs = {o.value for o in p.outputs}

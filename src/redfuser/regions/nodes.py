@@ -29,7 +29,7 @@ class Result:
 
 @dataclass(frozen=True, slots=True)
 class Region:
-    """``problem`` is the cascade; ``producers`` are reductions over other axes that are computed inside a tile (Q K^T).
+    """``problem`` is the cascade; ``producers`` are reductions over other axes that are computed inside a tile.
 
     A producer is read in a body by Load(name, index); its own ``axes`` are formal: an index may be any expression.
     The inputs of the program are the tensors of the call.

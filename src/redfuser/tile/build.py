@@ -33,6 +33,7 @@ from redfuser.tile.nodes import (
     Read,
     Role,
     SelectMerge,
+    Statement,
     Store,
     Strategy,
     Tensor,
@@ -218,16 +219,22 @@ class _Builder:
             elements = {s.name: masks.assume(s.element, piece.known) for s in p.steps if isinstance(s, Accumulator)}
             low.expect(e for s in p.steps for e in (_bodies(s, elements)) if e is not None)
             news = [v for s in p.steps for v in self.step(low, s, elements)]
-            for name, v in news:
-                low.add(Assign(name, v.name))
-            body = low.close()
-            low.moving(states, 0)
-            for s in p.steps:
-                for part in Part:
-                    if (s.name, True, part) in low.state:
-                        low.state[s.name, False, part] = low.state[s.name, True, part]
+            body = self.close(low, p, states, news)
             note = ", ".join(x for x in (f"pass {number + 1}" if passes > 1 else "", piece.note) if x)
             low.add(Loop(self.axis, tile.block, piece.start, piece.stop, body, note))
+
+    @staticmethod
+    def close(low: Lowering, p: Pass, states: list[Value], news: list[tuple[str, Value]]) -> tuple[Statement, ...]:
+        """The body of a loop over a pass, ended by what its states become; behind it they are read by their names."""
+        for name, v in news:
+            low.add(Assign(name, v.name))
+        body = low.close()
+        low.moving(states, 0)
+        for s in p.steps:
+            for part in Part:
+                if (s.name, True, part) in low.state:
+                    low.state[s.name, False, part] = low.state[s.name, True, part]
+        return body
 
     def step(self, low: Lowering, s: Accumulator | Base, elements: dict[str, Expr]) -> list[tuple[str, Value]]:
         """One step of the running update; what its state becomes."""
@@ -347,14 +354,7 @@ class _Builder:
             self.other(low, s, segment)
         low.expect(e for s in p.steps for e in _both_sides(s))
         news = [v for s in p.steps for v in self.joined(low, s)]
-        for name, v in news:
-            low.add(Assign(name, v.name))
-        body = low.close()
-        low.moving(states, 0)
-        for s in p.steps:
-            for part in Part:
-                if (s.name, True, part) in low.state:
-                    low.state[s.name, False, part] = low.state[s.name, True, part]
+        body = self.close(low, p, states, news)
         low.add(Loop(segment.axis, 1, At(ZERO), At(as_int(segment.axis.size)), body, "segments, in order"))
         self.read(low, p)
         swept = any(self.swept(r) for r in self.results)

@@ -1,12 +1,13 @@
 """What fusing a region saves, and the schedule that follows.
 
-The model counts what PyTorch would write and read again: producers (Q K^T) and element maps (exp of them) along rows
+The model counts what PyTorch would write and read again: producers and maps of elements (exp of them) along rows
 and the cascade axis. It decides only between fused and not, and sizes tiles so that what a tile computes stays in a
 core's cache; a backend with measurements may choose otherwise.
 """
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 
@@ -54,10 +55,7 @@ class _Lengths:
         return i.evaluate({s: self.sizes.get(s.name, s.hint) for s in i.sizes()})
 
     def count(self, axes: Iterable[Axis]) -> int:
-        out = 1
-        for a in axes:
-            out *= self.number(as_int(a.size))
-        return out
+        return math.prod(self.number(as_int(a.size)) for a in axes)
 
 
 def cost(region: Region, sizes: Mapping[str, int]) -> Cost:
@@ -86,12 +84,7 @@ def cost(region: Region, sizes: Mapping[str, int]) -> Cost:
         x.source for r in region.results for x in loads(r.body)
     }
     read = sum(n.count(i.axes) * i.dtype.bytes for i in region.program.inputs if i.name in used)
-    written = 0
-    for r in region.results:
-        elements = 1
-        for i in r.shape:
-            elements *= n.number(i)
-        written += elements * r.dtype.bytes
+    written = sum(math.prod(map(n.number, r.shape)) * r.dtype.bytes for r in region.results)
     return Cost(saved, read, written)
 
 

@@ -2,19 +2,10 @@
 
 from __future__ import annotations
 
-import math
-
 from redfuser.index.expr import Apply, Const, DType, Expr, Fn, children, const, rebuild
 from redfuser.index.nodes import Reducer
 
-_INTEGER_RANGE = {
-    DType.UINT8: (0, 2**8 - 1),
-    DType.INT8: (-(2**7), 2**7 - 1),
-    DType.INT16: (-(2**15), 2**15 - 1),
-    DType.INT32: (-(2**31), 2**31 - 1),
-    DType.INT64: (-(2**63), 2**63 - 1),
-}
-NO_POSITION = const(2**63 - 1, DType.INT64)
+NO_POSITION = const(DType.INT64.highest, DType.INT64)
 LOW = (Reducer.MAX, Reducer.ARGMAX, Reducer.TOPK, Reducer.LOGSUMEXP)
 
 
@@ -30,12 +21,7 @@ def identity(reducer: Reducer, dtype: DType) -> Const:
         case Reducer.ALL:
             return const(True, dtype)
         case _:
-            low = reducer in LOW
-            if dtype.is_float:
-                return const(-math.inf if low else math.inf, dtype)
-            if dtype is DType.BOOL:
-                return const(not low, dtype)
-            return const(_INTEGER_RANGE[dtype][0 if low else 1], dtype)
+            return const(dtype.lowest if reducer in LOW else dtype.highest, dtype)
 
 
 def result_dtype(reducer: Reducer, body: DType) -> DType:

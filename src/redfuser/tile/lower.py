@@ -30,7 +30,7 @@ from redfuser.index.expr import (
     substitute,
     walk,
 )
-from redfuser.index.ints import Axis, FloorDiv, Gather, Int, Mod, as_int, nonnegative
+from redfuser.index.ints import Axis, Gather, Int, as_int, nonnegative
 from redfuser.index.nodes import Map as Definition
 from redfuser.index.nodes import Reduce as Reduction
 from redfuser.index.nodes import Reducer
@@ -53,6 +53,7 @@ from redfuser.tile.nodes import (
     Value,
     outputs_of,
 )
+from redfuser.tile.spans import index_axes, span_of
 from redfuser.tile.strategy import Unsupported
 
 
@@ -172,30 +173,7 @@ class Lowering:
     # -- spans -------------------------------------------------------------------------------------------------------
     def span(self, e: Expr) -> frozenset[Axis]:
         """The axes an expression depends on, before anything is emitted."""
-        out: set[Axis] = set()
-        for x in walk(e):
-            match x:
-                case Load():
-                    out = out.union(*(i.axes() for i in x.index))
-                case Position():
-                    out |= x.index.axes()
-                case Ref():
-                    out |= self.value_of(x).axes
-        return frozenset(out)
-
-    def int_axes(self, i: Int) -> frozenset[Axis]:
-        """The axes of an index whose gathers are Refs to values."""
-        out: set[Axis] = set()
-        for a in i.atoms():
-            match a:
-                case Axis():
-                    out.add(a)
-                case FloorDiv() | Mod():
-                    out |= self.int_axes(a.num) | self.int_axes(a.den)
-                case Gather():
-                    assert isinstance(a.value, Ref)
-                    out |= self.values[a.value.name].axes
-        return frozenset(out)
+        return span_of(e, lambda r: self.value_of(r).axes)
 
     def value_of(self, r: Ref) -> Value:
         v = self.state.get((r.name, r.old, r.part))
@@ -222,7 +200,7 @@ class Lowering:
                 return Placed(e, frozenset(), 0)
             case Position():
                 i, level = self.index(e.index)
-                axes = self.int_axes(i)
+                axes = index_axes(i, self.values)
                 return Placed(position(i), axes, self.level(axes, level))
             case Ref():
                 return self._ref(self.value_of(e))
@@ -274,7 +252,7 @@ class Lowering:
             return as_int(Gather(ref(v.name, v.dtype), g.bound))
 
         out = i.substitute({}, gathered) if any(True for _ in i.gathers()) else i
-        return out, self.level(self.int_axes(out), level)
+        return out, self.level(index_axes(out, self.values), level)
 
     # -- loads -------------------------------------------------------------------------------------------------------
     def _load(self, e: Load) -> Placed:
@@ -295,7 +273,7 @@ class Lowering:
     def _read(self, e: Load) -> Placed:
         placed = [self.index(i) for i in e.index]
         index = tuple(i for i, _ in placed)
-        axes = frozenset[Axis]().union(*(self.int_axes(i) for i in index))
+        axes = frozenset[Axis]().union(*(index_axes(i, self.values) for i in index))
         level = self.level(axes, max((lv for _, lv in placed), default=0))
         key = Load(e.source, index, e.dtype, e.part)
         known = self._known(key, level) or self._renamed(key, axes, level)
@@ -309,7 +287,7 @@ class Lowering:
         return self._ref(known)
 
     def _renamed(self, e: Load, axes: frozenset[Axis], level: int) -> Value | None:
-        """An earlier read of the same elements along differently named whole axes (keys that are values too)."""
+        """An earlier read of the same elements along differently named whole axes (one tensor read as both operands)."""
         whole = axes - set(self.loops)
         for op in self.levels[level].reads:
             if op.tensor != e.source:

@@ -6,17 +6,18 @@ x[m, k] w[k, n]                               cascade k:   m ROW    n COLUMN
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from dataclasses import dataclass
 
 from redfuser.algebra.nodes import Accumulator, Derivation, Step
-from redfuser.index.expr import Expr, Load, Position, Ref, dtype_of, loads, substitute, walk
+from redfuser.index.expr import Expr, Load, Ref, dtype_of, loads, substitute, walk
 from redfuser.index.ints import Axis, as_int
 from redfuser.index.nodes import Reducer
 from redfuser.regions.nodes import Region
 from redfuser.tile import dots
 from redfuser.tile.identity import result_dtype
 from redfuser.tile.nodes import Role, TileAxis
+from redfuser.tile.spans import span_of
 from redfuser.tile.strategy import Schedule
 
 Spans = tuple[frozenset[Axis], frozenset[Axis]]
@@ -36,19 +37,6 @@ def accumulators(d: Derivation) -> Iterator[Accumulator]:
     return (s for p in d.passes for s in p.steps if isinstance(s, Accumulator))
 
 
-def span_of(e: Expr, state: Mapping[str, frozenset[Axis]]) -> frozenset[Axis]:
-    out: set[Axis] = set()
-    for x in walk(e):
-        match x:
-            case Load():
-                out = out.union(*(i.axes() for i in x.index))
-            case Position():
-                out |= x.index.axes()
-            case Ref():
-                out |= state.get(x.name, frozenset())
-    return frozenset(out)
-
-
 def state_axes(d: Derivation) -> dict[str, frozenset[Axis]]:
     return {s.name: frozenset(s.axes) for p in d.passes for s in p.steps}
 
@@ -58,6 +46,9 @@ def operand_spans(region: Region, d: Derivation) -> Iterator[Spans]:
     state = state_axes(d)
     producers = {p.name: p for p in region.producers}
     seen: set[Load] = set()
+
+    def span(e: Expr) -> frozenset[Axis]:
+        return span_of(e, lambda r: state.get(r.name, frozenset()))
 
     def inside(e: Expr) -> Iterator[Spans]:
         for x in loads(e):
@@ -71,9 +62,9 @@ def operand_spans(region: Region, d: Derivation) -> Iterator[Spans]:
     def one(body: Expr, reducer: Reducer, over: tuple[Axis, ...]) -> Iterator[Spans]:
         if reducer is Reducer.SUM:
             dtype = result_dtype(reducer, dtype_of(body))
-            pair = dots.split(body, over, dtype, lambda e: span_of(e, state))
+            pair = dots.split(body, over, dtype, span)
             if pair is not None:
-                yield span_of(pair.left, state), span_of(pair.right, state)
+                yield span(pair.left), span(pair.right)
         yield from inside(body)
 
     for a in accumulators(d):

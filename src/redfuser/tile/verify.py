@@ -7,7 +7,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 
 from redfuser.index.expr import Const, DType, Expr, Load, Position, Ref, dtype_of, walk
-from redfuser.index.ints import Axis, FloorDiv, Gather, Int, Mod
+from redfuser.index.ints import Axis, Int
 from redfuser.index.nodes import Reducer
 from redfuser.tile.nodes import (
     Assign,
@@ -38,6 +38,7 @@ from redfuser.tile.nodes import (
     Value,
     outputs_of,
 )
+from redfuser.tile.spans import index_axes
 
 
 class InvalidTileProgram(Exception):
@@ -287,22 +288,6 @@ def _same(v: Value, dtype: DType, axes: frozenset[Axis]) -> Iterator[str]:
         yield f"{v.name} is {dtype.value}, declared {v.dtype.value}"
     if v.axes != axes:
         yield f"{v.name} spans {_names(axes)}, declared {_names(v.axes)}"
-
-
-def index_axes(i: Int, values: Mapping[str, Value]) -> frozenset[Axis]:
-    """The axes of an index whose gathers are Refs to values."""
-    out: set[Axis] = set()
-    for a in i.atoms():
-        match a:
-            case Axis():
-                out.add(a)
-            case FloorDiv() | Mod():
-                out |= index_axes(a.num, values) | index_axes(a.den, values)
-            case Gather() if isinstance(a.value, Ref) and a.value.name in values:
-                out |= values[a.value.name].axes
-            case _:
-                pass
-    return frozenset(out)
 
 
 def expr_axes(e: Expr, values: Mapping[str, Value], scalars: frozenset[Axis]) -> frozenset[Axis]:

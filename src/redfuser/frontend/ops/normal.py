@@ -38,10 +38,10 @@ def softmax(lo: Lowering, call: Call) -> Result:
         raise Mistaken("softmax of integers")
     if v.rank == 0:
         raise NotCovered("softmax of a scalar")
-    d, c = call.dim(), v.dtype
+    d = call.dim()
     if "log" in call.op:
         return rounded(log_softmax_of(lo, v, d), call.dtype)
-    return rounded(Value(v.shape, c, softmax_of(lo, v, d)), call.dtype)
+    return rounded(softmax_of(lo, v, d), call.dtype)
 
 
 def log_softmax_of(lo: Lowering, v: Value, d: int) -> Value:
