@@ -122,6 +122,12 @@ def readers_of_different_rows(x, m):
     return y[:, 0] @ m[0], y[:, 1] @ m[1], y[:, ::2] @ m[2]
 
 
+@case(rnd(5, 70, scale=3.0), tolerance=1e-14)
+def sums_wider_than_their_elements(x):
+    """The maximum is as narrow as the elements, but what is subtracted from it and corrected is not."""
+    return x.softmax(-1, dtype=torch.float64)
+
+
 @case(rnd(2, 9, 32))
 def rows_that_meet_each_other(x):
     """The products read two rows at once, so they stay outside; the softmax alone still is a cascade."""

@@ -158,12 +158,15 @@ class State:
 
     def set_base(self, stage: Stage, tag: str, t: Term, name: str, value: Expr) -> Ref:
         """A base as the next step, shared by all who need the same value."""
+        # differences from a base are taken in its dtype: no narrower than the sum that sits at it
+        wide = DType.FLOAT64 in (stage.dtype, dtype_of(stage.body))
+        tag = f"{tag}:{DType.FLOAT64}" if wide else tag
         found = self.bases.get((tag, t))
         if found is not None:
             return found
-        base = Base(
-            self.unique(name), value, self.axes_of(value), build.join(dtype_of(value), DType.FLOAT32), stage.name
-        )
+        value = build.cast(value, DType.FLOAT64) if wide else value
+        dtype = build.join(dtype_of(value), DType.FLOAT32)
+        base = Base(self.unique(name), value, self.axes_of(value), dtype, stage.name)
         self.steps.append(base)
         self.notes[stage.name].names.append(base.name)
         out = self.bases[(tag, t)] = ref(base.name, base.dtype)
