@@ -35,8 +35,7 @@ def explain_target(target: str, specs: list[str]) -> Explanation:
     """
     module, fn = find(target)
     if specs:
-        args, kwargs = bind(fn, specs)
-        return explain(fn, *args, **kwargs)
+        return explain(fn, **bind(fn, specs))
     if hasattr(module, "example_inputs"):
         given = module.example_inputs()
         if isinstance(given, dict):
@@ -70,7 +69,7 @@ def find(target: str) -> tuple[ModuleType, Callable[..., Any]]:
     return module, found
 
 
-def bind(fn: Callable[..., Any], specs: list[str]) -> tuple[tuple[Any, ...], dict[str, Any]]:
+def bind(fn: Callable[..., Any], specs: list[str]) -> dict[str, Any]:
     """Arguments for ``fn``: fake tensors (no memory) for the specs, by name."""
     mode = FakeTensorMode()
     kwargs = {}
@@ -81,7 +80,7 @@ def bind(fn: Callable[..., Any], specs: list[str]) -> tuple[tuple[Any, ...], dic
         inspect.signature(fn).bind(**kwargs)
     except TypeError as e:
         raise InputSpecError(f"the arguments do not fit {getattr(fn, '__name__', fn)}: {e}.") from None
-    return (), kwargs
+    return kwargs
 
 
 def parse(spec: str, mode: FakeTensorMode) -> tuple[str, torch.Tensor]:
