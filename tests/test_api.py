@@ -337,13 +337,14 @@ MISTAKES = {
 }
 
 
+@pytest.mark.parametrize("rest", ["eager", "inductor"])
 @pytest.mark.parametrize("name", MISTAKES)
-def test_mistakes_raise_what_eager_raises(name):
+def test_mistakes_raise_what_eager_raises(name, rest):
     fn, args = MISTAKES[name]()
     with pytest.raises(Exception) as eager:
         fn(*args)
     with pytest.raises(type(eager.value)) as fused:
-        redfuser.fuse(fn, rest="eager", strategy="single")(*args)
+        redfuser.fuse(fn, rest=rest, strategy="single")(*args)
     assert type(fused.value) is type(eager.value) and str(fused.value) == str(eager.value)
 
 
@@ -368,6 +369,12 @@ def test_options_are_checked():
         redfuser.fuse(attention, tile="many")
     with pytest.raises(UnknownOptionError, match="not negative"):
         redfuser.fuse(attention, tile=-1)
+
+
+def test_a_misspelt_environment_variable_is_an_error(monkeypatch):
+    monkeypatch.setenv("REDFUSER_STRATGY", "multi")
+    with pytest.raises(UnknownOptionError, match="Did you mean 'strategy'"):
+        redfuser.fuse(attention)
 
 
 def test_options_of_environment_and_block(monkeypatch):

@@ -122,6 +122,32 @@ def readers_of_different_rows(x, m):
     return y[:, 0] @ m[0], y[:, 1] @ m[1], y[:, ::2] @ m[2]
 
 
+@case(rnd(2, 9, 32))
+def rows_that_meet_each_other(x):
+    """The products read two rows at once, so they stay outside; the softmax alone still is a cascade."""
+    p = x.softmax(-1)
+    return (p[:, :, None] * p[:, None]).sum(-1), p @ p.mT
+
+
+@case(rnd(2, 9, 32), rnd(32, 20))
+def gathered_rows(x, m):
+    y = F.layer_norm(x, (32,))
+    return y[:, torch.tensor([0, 3, 3])] @ m, y[0]
+
+
+@case(rnd(2, 9, 32), rnd(32), rnd(32, 20), rnd(32, 20, seed=1))
+def results_that_meet_afterwards(x, w, gate, up):
+    """Two products of one norm have columns of their own until an output reads both at the same column."""
+    y = F.rms_norm(x, (32,), w)
+    return F.silu(y @ gate) * (y @ up)
+
+
+@case(rnd(2, 9, 32), rnd(32), rnd(32, 20), rnd(32, 20, seed=1))
+def results_that_meet_transposed(x, w, a, b):
+    y = F.rms_norm(x, (32,), w)
+    return (y @ a).mT * (y @ b).mT, (y @ b).mT.exp()
+
+
 @pytest.mark.parametrize("c", CASES, ids=lambda c: c.name)
 def test_passes(c):
     found = redfuser.analyze(c.fn, *c.args)

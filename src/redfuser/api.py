@@ -38,6 +38,12 @@ class Fused:
             self._compiled = _Compiled(self.fn, self.options)
         return self._compiled(*args, **kwargs)
 
+    def __getattr__(self, name: str) -> Any:
+        """What a module has besides being called: ``parameters``, ``eval``, ``state_dict`` and the rest."""
+        if name.startswith("__") or name in ("fn", "options"):
+            raise AttributeError(name)
+        return getattr(self.fn, name)
+
     def __get__(self, instance: object, owner: type | None = None) -> Any:
         return self if instance is None else types.MethodType(self, instance)
 
@@ -85,7 +91,9 @@ def fuse(fn: Callable[..., Any] | None = None, *, options: Options | None = None
     """
     chosen = (options or settings.current()).replace(**overrides)
     if fn is None:
-        return lambda f: Fused(f, chosen)
+        return lambda f: fuse(f, options=chosen)
+    if not callable(fn):
+        raise TypeError(f"fuse takes a function, a method or a module, not {type(fn).__name__}.")
     return Fused(fn, chosen)
 
 
@@ -122,6 +130,8 @@ class Explanation:
 
         return render(self.analysis)
 
+    __repr__ = __str__
+
     def to_dict(self) -> dict[str, Any]:
         """The same content as JSON types, in the same order."""
         from redfuser.report.data import to_dict
@@ -132,13 +142,16 @@ class Explanation:
 def assert_fused(fn: Callable[..., Any], *args: Any, passes: int = 1, **kwargs: Any) -> Analysis:
     """For tests: raises NotFusedError unless there is a cascade and each needs at most ``passes`` loops.
 
+    It asks what is proved, not what runs: a small cascade may be left unfused by its cost all the same.
+
     >>> assert_fused(lambda x: x.var(-1), torch.zeros(4, 128)).cascades[0].passes
     1
     """
     analysis = analyze(fn, *args, **kwargs)
     if not analysis.cascades:
         refused = "\n".join(str(r) for r in analysis.refusals)
-        raise NotFusedError(f"{analysis.function} has no cascade.\n{refused}".rstrip())
+        none = "it has no two reductions over one axis of which the second uses the first"
+        raise NotFusedError(f"{analysis.function} has no cascade: {refused or none}.")
     worst = [c for c in analysis.cascades if c.passes > passes]
     if worst:
         lines = [f"{c.name} needs {c.passes} passes" for c in worst]

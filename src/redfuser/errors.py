@@ -22,6 +22,10 @@ class TargetNotFoundError(RedfuserError):
     """The file, function or example inputs named on the command line do not exist."""
 
 
+class TargetFailedError(RedfuserError):
+    """The user's file or function raised an error of its own when it was imported or traced; the text names it."""
+
+
 class InputSpecError(RedfuserError, ValueError):
     """An ``--arg`` on the command line is not of the form name=dtype[sizes]."""
 

@@ -297,7 +297,7 @@ def integer_rounding(s: Separator, e: Apply | Cast, arg: Expr, name: str, strict
             RefusalKind.ROUNDING,
             f"{s.name(arg)} is rounded to integers ({name}) after it was scaled by {s.which(arg)}; moving that rounding "
             "changes results by up to one step",
-            "pass fuse_rounding=True to allow it",
+            "allow it with redfuser.fuse(fn, fuse_rounding=True), or with redfuser.options(fuse_rounding=True)",
         )
     g = s.single(s.groups(arg, strict=False))
     if g is None:

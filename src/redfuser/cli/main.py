@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from typing import Annotated
 
 import typer
@@ -24,6 +25,9 @@ def explain(
         list[str] | None,
         typer.Option(help='an argument, as "q=bf16[1,8,L,64]"; a name in place of a size is any length'),
     ] = None,
+    option: Annotated[
+        list[str] | None, typer.Option(help="a setting, as strategy=single (see docs/options.md)")
+    ] = None,
     as_json: Annotated[bool, typer.Option("--json", help="print the same content as JSON")] = False,
 ) -> None:
     """Show the cascades of a function: reductions, proof, loop, and what was refused.
@@ -31,9 +35,18 @@ def explain(
     The inputs are given by --arg, or by a function example_inputs() in the file.
     """
     from redfuser.cli.targets import explain_target
+    from redfuser.settings import options
 
-    explanation = explain_target(target, arg or [])
-    typer.echo(json.dumps(explanation.to_dict(), indent=2) if as_json else str(explanation))
+    chosen = dict(o.partition("=")[::2] for o in option or [])
+    with options(**chosen):
+        explanation, names = explain_target(target, arg or [])
+    text = json.dumps(explanation.to_dict(), indent=2) if as_json else str(explanation)
+    for symbol, name in names.items():
+        text = re.sub(rf"\b{symbol}\b", name, text)
+    typer.echo(text)
+    given = {n for a in arg or [] for n in re.findall(r"\b[A-Za-z]\w*", a.partition("[")[2])}
+    for name in sorted(given - set(names.values())):
+        typer.secho(f"redfuser: the function fixes {name}, so it is not any length here", err=True)
 
 
 @app.command()

@@ -23,6 +23,7 @@ from redfuser.frontend.lower import Lowered, lower
 from redfuser.frontend.partition import Cut, extract
 from redfuser.frontend.region_op import Kernel
 from redfuser.frontend.splice import splice
+from redfuser.frontend.values import Mistaken
 
 log = logging.getLogger("redfuser")
 
@@ -45,6 +46,8 @@ def make_backend(
     def backend(gm: fx.GraphModule, example_inputs: list[Any]) -> Compiled:
         try:
             fused = rewrite(gm, example_inputs, choose)
+        except Mistaken:
+            return gm.forward  # a compiler might compute something where eager raises
         except Exception:
             if strict:
                 raise
@@ -80,6 +83,8 @@ def rewrite(gm: fx.GraphModule, example_inputs: Sequence[Any], choose: Choose) -
         log.info("a graph is left as it is: %s", why)
         return None
     lowered = lower(graph)
+    if lowered.mistaken:
+        raise Mistaken("an operation that PyTorch refuses")
     done = 0
     for members, producers, factory in choose(lowered):
         cut = extract(lowered, members, producers)

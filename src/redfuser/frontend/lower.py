@@ -46,6 +46,7 @@ class Lowered:
     node_of: dict[str, fx.Node]
     input_nodes: dict[str, fx.Node]
     renamed: dict[str, str]
+    mistaken: bool  # an operation of it is one that PyTorch refuses
 
     def nodes_of(self, name: str) -> tuple[fx.Node, ...]:
         """Every node that computes the definition: one, or several where the program wrote it twice."""
@@ -73,7 +74,7 @@ def lower(gm: fx.GraphModule) -> Lowered:
     program, renamed = simplify(verify(written))
     verify(program)
     inputs = {i.name: driver.input_nodes[i.name] for i in program.inputs}
-    return Lowered(gm, program, tuple(driver.refusals), driver.node_of, inputs, renamed)
+    return Lowered(gm, program, tuple(driver.refusals), driver.node_of, inputs, renamed, driver.mistaken)
 
 
 @dataclass
@@ -89,6 +90,7 @@ class Driver:
     node_of: dict[str, fx.Node] = field(default_factory=dict)
     input_nodes: dict[str, fx.Node] = field(default_factory=dict)
     names: set[str] = field(default_factory=set)
+    mistaken: bool = False
     read_outside: list[fx.Node] = field(default_factory=list)  # what operations that are not covered read
     current: fx.Node | None = None
     stored: frozenset[fx.Node] = frozenset()
@@ -158,6 +160,7 @@ class Driver:
         try:
             return self.operation(node)
         except NotCovered as why:
+            self.mistaken |= isinstance(why, Mistaken)
             return self._opaque(node, str(why))
 
     def operation(self, node: fx.Node) -> Result:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import keyword
 import os
 import re
+from pathlib import Path
 
 import torch
 import torch.fx as fx
@@ -12,6 +13,7 @@ import torch.fx as fx
 from redfuser.index.nodes import Origin, Where
 
 _TORCH = os.path.dirname(torch.__file__) + os.sep
+_HERE = str(Path(__file__).parent)
 # Dynamo's names of arguments, of what hangs on them, and of modules among globals
 _PREFIX = re.compile(
     r"^([Ll]_+(kwargs_|fn_|args_\d+_(?=.*(modules|parameters|buffers)))?(self_)?|g_(?=.*(parameters|buffers)))"
@@ -20,8 +22,8 @@ _FRAME = re.compile(r'File "(?P<file>[^"]+)", line (?P<line>\d+), in .*\n\s*(?P<
 
 
 def where_of(node: fx.Node) -> Where | None:
-    """The innermost frame of the node's stack trace that is not torch's own."""
-    frames = list(_FRAME.finditer(node.meta.get("stack_trace") or ""))
+    """The innermost frame of the node's stack trace that is neither torch's nor the front end's own."""
+    frames = [f for f in _FRAME.finditer(node.meta.get("stack_trace") or "") if not f["file"].startswith(_HERE)]
     if not frames:
         return None
     last = next((f for f in reversed(frames) if not f["file"].startswith(_TORCH)), frames[-1])

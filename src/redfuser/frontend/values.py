@@ -30,7 +30,7 @@ class Mistaken(NotCovered):
 def dimension(d: int, rank: int) -> int:
     """A dimension counted from the front. One out of range is left to the operation, which raises what eager raises."""
     if not -max(rank, 1) <= d < max(rank, 1):
-        raise NotCovered(f"dimension {d} of a tensor with {rank}")
+        raise Mistaken(f"dimension {d} of a tensor with {rank}")
     return d % max(rank, 1)
 
 

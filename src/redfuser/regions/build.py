@@ -26,7 +26,7 @@ class _Frame:
     axis: Axis
     over: tuple[Int, ...]
     members: Mapping[str, Reduce]
-    maps: tuple[Map, ...] = ()
+    maps: tuple[Map, ...]
     placed: dict[str, dict[Axis, Int]] = field(default_factory=dict)
     axes: list[Axis] = field(default_factory=list)
 
@@ -41,7 +41,8 @@ def build(program: Program, group: Group) -> Region | None:
     definitions = {d.name: d for d in program.definitions}
     members = {m: d for m in group.members if isinstance(d := definitions[m], Reduce)}
     axis, over = _streamed_axis(next(iter(members.values())))
-    frame = _Frame(axis, over, members, tuple(d for d in program.definitions if isinstance(d, Map)))
+    maps = tuple(d for d in program.definitions if isinstance(d, Map))
+    frame = _Frame(axis, over, members, maps)
     while waiting := [r for r in members.values() if r.name not in frame.placed]:
         if not _place(_next(waiting, frame), frame):
             return None
@@ -132,13 +133,31 @@ def _place(r: Reduce, frame: _Frame) -> bool:
     if wanted is None:
         return False
     if not wanted:
-        equations = _equations(r.body, frame, set(r.axes)) + _read_together(r, frame)
-        solved = _solve(r.axes, equations, [as_int(a) for a in frame.axes], frame)
+        equations = _equations(r.body, frame, set(r.axes))
+        candidates = [as_int(a) for a in frame.axes]
+        solved = _solve(r.axes, [*equations, *_beside(r, frame)], candidates, frame)
+        if solved is None:  # the results want it at several positions
+            solved = _solve(r.axes, equations, candidates, frame)
         if solved is None:
             return False
         wanted = solved
     frame.placed[r.name] = {**wanted, **dict(zip(r.over, frame.over, strict=True))}
     return True
+
+
+def _beside(r: Reduce, frame: _Frame) -> list[tuple[Int, Int]]:
+    """Where ``r`` lies by the results that read it together with placed members: each at the same positions."""
+    out = []
+    for d in frame.maps:
+        at: dict[Axis, Int] = {}
+        for i, target in _equations(d.body, frame, set(d.axes)):
+            if i.axis is not None:
+                at.setdefault(i.axis, target)
+        for x in loads(d.body):
+            if x.source == r.name:
+                pairs = zip(r.axes, x.index, strict=False)
+                out += [(as_int(a), i.substitute(at)) for a, i in pairs if i.axes() and i.axes() <= at.keys()]
+    return out
 
 
 def _demanded(r: Reduce, frame: _Frame) -> dict[Axis, Int] | None:
@@ -161,18 +180,6 @@ def _equations(body: Expr, frame: _Frame, own: set[Axis]) -> list[tuple[Int, Int
     for x in loads(body):
         if x.source in frame.placed:
             out += [(i, t) for i, t in zip(x.index, frame.at(x.source), strict=True) if i.axes() & own or not i.axes()]
-    return out
-
-
-def _read_together(r: Reduce, frame: _Frame) -> list[tuple[Int, Int]]:
-    """Equations for a member that an output reads at the same position as a placed one: their axes are the same."""
-    out = []
-    for d in frame.maps:
-        reads = list(loads(d.body))
-        for mine in (x for x in reads if x.source == r.name):
-            for other in (x for x in reads if x.source in frame.placed):
-                at = dict(zip(other.index, frame.at(other.source), strict=True))
-                out += [(as_int(a), at[i]) for a, i in zip(r.axes, mine.index, strict=False) if i in at and i.axes()]
     return out
 
 

@@ -52,9 +52,7 @@ def find(program: Program) -> tuple[Group, ...]:
         inlined = taken
 
 
-def _grouped(
-    uses: dict[str, _Uses], parts: dict[str, dict[str, _Part]], apart: frozenset[str]
-) -> list[tuple[str, ...]]:
+def _grouped(uses: dict[str, _Uses], parts: _Parts, apart: frozenset[str]) -> list[tuple[str, ...]]:
     """The cascades of two or more reductions when those in ``apart`` are in none."""
     above = _ancestors(uses)
     groups: dict[str, tuple[str, ...]] = {}
@@ -74,30 +72,33 @@ def _grouped(
 
 
 _Part = frozenset[tuple[int, Int]]
+_Parts = dict[str, dict[str, set[tuple[tuple[Int, ...], _Part]]]]
 
 
-def _parts(program: Program, reductions: dict[str, Reduce]) -> dict[str, dict[str, _Part]]:
-    """For each reduction, by reader, the part that is read: the dimensions in which that is not all of them."""
-    out: dict[str, dict[str, _Part]] = {name: {} for name in reductions}
+def _parts(program: Program, reductions: dict[str, Reduce]) -> _Parts:
+    """For each reduction, by reader, where it is read: the index, and the dimensions of which that is a part."""
+    out: _Parts = {name: {} for name in reductions}
     for o in program.outputs:
         if o.value in out:
-            out[o.value][""] = frozenset()
+            out[o.value][""] = {((), frozenset())}
     for d in program.definitions:
         for x in loads(d.body):
             if x.source in out:
-                part = _part(x, reductions[x.source])
-                out[x.source][d.name] = out[x.source].get(d.name, part) & part
+                r = reductions[x.source]
+                part = _part(x, r)
+                index = tuple(i for i, a in zip(x.index, r.axes, strict=False) if a.size.value != 1)
+                out[x.source].setdefault(d.name, set()).add((index, part))
     return out
 
 
 def _part(x: Load, r: Reduce) -> _Part:
-    """Fixed positions as they are; a shift, a stride and a shorter axis by where they end."""
+    """Fixed and gathered positions as they are; a shift, a stride and a shorter axis by where they end."""
     out = []
-    for n, (i, length) in enumerate(zip(x.index, (a.size for a in r.result_axes), strict=True)):
+    for n, (i, length) in enumerate(zip(x.index, (a.size for a in r.axes), strict=False)):
         if length.value == 1:
             continue
         axes = i.axes()
-        if not axes:
+        if not axes or any(True for _ in i.gathers()):
             out.append((n, i))
         elif len(axes) == 1:
             (a,) = axes
@@ -106,11 +107,14 @@ def _part(x: Load, r: Reduce) -> _Part:
     return frozenset(out)
 
 
-def _whole(members: tuple[str, ...], parts: dict[str, dict[str, _Part]]) -> bool:
-    """A member of which another reads a part only is placed there: nobody may need the rest of it."""
+def _whole(members: tuple[str, ...], parts: _Parts) -> bool:
+    """A member has one place: another reads it at one index, and if that is a part of it nobody needs the rest."""
     for m in members:
-        inside = {p for reader, p in parts[m].items() if reader in members}
-        if any(inside) and any(p != q for p in inside for q in parts[m].values()):
+        inside = [at for reader, at in parts[m].items() if reader in members]
+        if any(len({index for index, _ in at}) > 1 for at in inside):
+            return False
+        needed = {p for at in inside for _, p in at}
+        if any(needed) and any(p not in needed or len(needed) > 1 for at in parts[m].values() for _, p in at):
             return False
     return True
 

@@ -27,7 +27,7 @@ def page() -> str:
         if issubclass(kind, Enum):
             values, default = ", ".join(f"`{m.value}`" for m in kind), f"`{f.default.value}`"
         else:
-            values, default = {bool: "true or false", int: "a number"}[kind], f"`{f.default}`"
+            values, default = {bool: "true or false", int: "a whole number"}[kind], f"`{f.default}`"
         rows.append(f"| `{f.name}` | {values} | {default} | {doc} |")
     return _HEAD + "\n".join(rows) + "\n"
 

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import os
 import textwrap
 from collections.abc import Iterator
 
 from redfuser.analysis import Analysis, Cascade, Reduction
+from redfuser.index.nodes import Where
 from redfuser.index.refusals import Refusal
 
 _WIDTH = 110
@@ -21,12 +23,21 @@ def render(analysis: Analysis) -> str:
 
 
 def _headline(a: Analysis) -> str:
-    one = sum(c.passes == 1 for c in a.cascades)
     if not a.cascades:
-        return f"{a.function}: no cascade (no two reductions over one axis that depend on each other)"
+        none = "no cascade: no two reductions over one axis, the second using the first, that fuse"
+        return f"{a.function}: {none}" + ("; see refused below" if a.refusals else "")
+    one = sum(c.passes == 1 for c in a.cascades)
     several = len(a.cascades) - one
     more = f", {several} in several passes" if several else ""
-    return f"{a.function}: {_count(len(a.cascades), 'cascade')}, {one} in one pass{more}"
+    fused = sum(c.fused for c in a.cascades)
+    runs = f"; {fused} of {len(a.cascades)} runs fused at these lengths"
+    return f"{a.function}: {_count(len(a.cascades), 'cascade')}, {one} in one pass{more}{runs}\n{_LEGEND}"
+
+
+_LEGEND = (
+    "  x' is x before a tile, x.a and x.b are x in two partial states; a base is the value that running sums are relative\n"
+    "  to; [...] marks the part of F that depends on the elements"
+)
 
 
 def _count(n: int, noun: str) -> str:
@@ -43,23 +54,30 @@ def _cascade(number: int, c: Cascade) -> str:
         lines += _reduction(r, c.passes)
     lines += ["", "proof"]
     lines += _proof(c)
-    lines += ["", f"loop   ({c.decision})"]
+    lines += ["", f"loop   ({c.decision})" if c.fused else f"loop   (not run: {c.decision.reason})"]
     lines += textwrap.indent(c.loop, "    ").splitlines()
     return "\n".join(lines)
 
 
 def _reduction(r: Reduction, passes: int) -> Iterator[str]:
-    at = f"   {r.where}: {r.where.text}" if r.where else ""
+    at = f"{_place(r.where)}: {r.where.text}" if r.where else ""
     turn = f"   [pass {r.in_pass}]" if passes > 1 else ""
     yield ""
     yield f"  {r.name} = {r.reducer} of {r.body}{turn}"
     if at:
-        yield f"    at      {at.strip()}"
-    yield f"    how     {', '.join(sorted(str(t) for t in r.treatment))}: {_why(r)}"
+        yield f"    at      {at}"
+    how = f"{', '.join(sorted(str(t) for t in r.treatment))}: {_why(r)}"
+    yield from textwrap.wrap(how, _WIDTH, initial_indent="    how     ", subsequent_indent=" " * 12)
     yield from _block("    update  ", r.update)
     yield from _block("    merge   ", r.merge)
     if r.state:
         yield f"    state   {', '.join(r.state)}"
+
+
+def _place(w: Where) -> str:
+    """file:line, relative to the working directory where the file is below it."""
+    path = os.path.relpath(w.file)
+    return f"{w.file if path.startswith(os.pardir) else path}:{w.line}"
 
 
 _REASONS = {
@@ -67,11 +85,13 @@ _REASONS = {
     "rescale": "its old value is multiplied by a ratio when an earlier result moves",
     "defer": "a factor that depends only on earlier results is left out of the loop and applied at read-out",
     "rebase": "it is a polynomial around an earlier result and is shifted exactly when that result moves",
-    "order": "a monotone map keeps the order of the elements, so it is applied at read-out",
+    "order": "its largest or smallest element is found without the map, which is applied at read-out",
 }
 
 
 def _why(r: Reduction) -> str:
+    if r.in_pass > 1 and r.treatment == {"plain"}:
+        return "the earlier results that it uses are final, from a pass before"
     return "; ".join(_REASONS[str(t)] for t in sorted(r.treatment, key=str))
 
 
@@ -81,12 +101,15 @@ def _block(head: str, text: str) -> Iterator[str]:
 
 
 def _proof(c: Cascade) -> Iterator[str]:
+    said: set[str] = set()
     for n, rule in enumerate(c.proof.rules, 1):
         yield f"  {n}. {rule.stage}: {rule.rule}"
         yield f"       {rule.before}"
         yield f"    => {rule.after}"
         for condition in rule.conditions:
-            yield f"       since {condition}"
+            if condition not in said:
+                yield f"       since {condition}"
+            said.add(condition)
     for condition in c.proof.conditions:
         yield f"  holds up to: {condition}"
     v = c.proof.verdict
@@ -101,7 +124,7 @@ def _refusals(refusals: tuple[Refusal, ...]) -> Iterator[str]:
     yield "refused"
     yield "======="
     for r in refusals:
-        at = f"   ({r.where}: {r.where.text})" if r.where else ""
+        at = f"   ({_place(r.where)}: {r.where.text})" if r.where else ""
         yield f"  {r.subject}{at}"
         yield from textwrap.wrap(f"{r.reason}", _WIDTH, initial_indent="    why   ", subsequent_indent="          ")
         yield from textwrap.wrap(f"{r.hint}", _WIDTH, initial_indent="    hint  ", subsequent_indent="          ")
