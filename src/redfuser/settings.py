@@ -40,7 +40,8 @@ class Options:
     backend: Annotated[Backend, "who runs fused regions; auto takes the best for the device"] = Backend.AUTO
     strategy: Annotated[
         Strategy,
-        "how a cascade runs: `auto` lets the cost decide, the others force: `whole` (the axis in one tile), `single` (one segment streams it), `multi` (segments joined by a merge), `unfused`",
+        "how a cascade runs: `auto` lets the cost decide, the others force: `whole` (the axis in one tile), "
+        "`single` (one segment streams it), `multi` (segments joined by a merge), `unfused`",
     ] = Strategy.AUTO
     segments: Annotated[
         int, "segments of the axis; more than 1 makes `auto` choose `multi`; 0 lets the cost decide"
