@@ -33,16 +33,18 @@ class Rest(Name):
     EAGER = "eager"
 
 
+_STRATEGY = (
+    "how a cascade runs: `auto` lets the cost decide, the others force: `whole` (the axis in one tile), `single` (one "
+    "segment streams it), `multi` (segments joined by a merge), `unfused`"
+)
+
+
 @dataclass(frozen=True)
 class Options:
     """The settings of one fused function. Unknown names and values raise ``UnknownOptionError``."""
 
     backend: Annotated[Backend, "who runs fused regions; auto takes the best for the device"] = Backend.AUTO
-    strategy: Annotated[
-        Strategy,
-        "how a cascade runs: `auto` lets the cost decide, the others force: `whole` (the axis in one tile), "
-        "`single` (one segment streams it), `multi` (segments joined by a merge), `unfused`",
-    ] = Strategy.AUTO
+    strategy: Annotated[Strategy, _STRATEGY] = Strategy.AUTO
     segments: Annotated[
         int, "segments of the axis; more than 1 makes `auto` choose `multi`; 0 lets the cost decide"
     ] = 0
