@@ -35,6 +35,17 @@ def check(case: cases.Case, schedule: Schedule, tolerance: float = 2e-6) -> None
         torch.testing.assert_close(a.double(), b.double(), rtol=tolerance * 4, atol=tolerance, equal_nan=True)
 
 
+@pytest.mark.parametrize(
+    "spoil", [torch.zeros_like, lambda x: x.flip(0), lambda x: x * float("nan"), lambda x: x + 1e-3, lambda x: x[:1]]
+)
+def test_check_fails(spoil: Callable[[torch.Tensor], torch.Tensor]) -> None:
+    case = cases.softmax()
+    right = case.expected
+    case.expected = lambda inputs: [spoil(x) for x in right(inputs)]
+    with pytest.raises(AssertionError):
+        check(case, Schedule(Strategy.SINGLE, 7, 7))
+
+
 @pytest.mark.parametrize("schedule", SCHEDULES, ids=str)
 @pytest.mark.parametrize("mask", ["", "causal", "window", "prefix", "blocks", "rows"])
 def test_weighted_sum_with_masks(mask: str, schedule: Schedule) -> None:

@@ -13,7 +13,6 @@ from typing import TYPE_CHECKING
 from redfuser.algebra import build, poly
 from redfuser.algebra.facts import unguarded
 from redfuser.algebra.nodes import Stage
-from redfuser.algebra.reader import identity
 from redfuser.algebra.terms import D, Term, X, base_power, variables
 from redfuser.index.expr import Cast, Const, DType, Expr, Fn, Position
 from redfuser.index.nodes import Reducer
@@ -175,7 +174,7 @@ def _place_mean(s: State, stage: Stage, r: Term, name: str) -> Placed:
     weights = next(iter(m.bottom.terms))
     positive = weights.nonneg and m.bottom.terms[weights][()] > 0
     if positive:
-        value = build.where(build.is_identity(bottom, identity(Reducer.SUM, bottom.dtype)), s.zero(top), s.inner(r))
+        value = build.where(build.is_identity(bottom, 0), s.zero(top), s.inner(r))
         base = s.set_base(stage, "mean", r, name, value)
         pure = m if not any(f.op == "fn" for f in r.factors) else None
         return Placed(base, build.sub(s.raw(r), base), "a mean with weights >= 0", pure)

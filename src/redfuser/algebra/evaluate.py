@@ -170,12 +170,8 @@ class Evaluator:
 # -- reducers --------------------------------------------------------------------------------------------------------
 def identity(r: Reducer, k: int, dtype: DType, grid: Grid) -> Indexed:
     shape = (1,) * (grid.rank - 1) + (k if r is Reducer.TOPK else 1,)
-    if r in (Reducer.ANY, Reducer.ALL):
-        return np.full(shape, r is Reducer.ALL), None
-    value = {
-        Reducer.SUM: 0, Reducer.PROD: 1, Reducer.MIN: dtype.highest, Reducer.ARGMIN: dtype.highest
-    }.get(r, dtype.lowest)  # fmt: skip
-    return np.full(shape, value, dtype=grid.real), (np.full(shape, np.inf) if r.has_index else None)
+    kind = np.bool_ if r in (Reducer.ANY, Reducer.ALL) else grid.real
+    return np.full(shape, r.identity(dtype).value, kind), (np.full(shape, np.inf) if r.has_index else None)
 
 
 def _ranked(v: Array, i: Array, k: int, largest: bool) -> Indexed:

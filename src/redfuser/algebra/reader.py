@@ -30,7 +30,6 @@ from redfuser.index.expr import (
     walk,
 )
 from redfuser.index.ints import as_int, nonnegative
-from redfuser.index.nodes import Reducer
 
 _PRECISION = {
     DType.FLOAT8_E4M3: 0, DType.FLOAT8_E5M2: 0, DType.BFLOAT16: 1, DType.FLOAT16: 1, DType.FLOAT32: 2, DType.FLOAT64: 3,
@@ -355,28 +354,6 @@ def _function(label: str, a: list[Expr]) -> Expr:
         return build.where(a[0], a[1], a[2])
     bools = fn in COMPARISONS or fn in (Fn.ISNAN, Fn.NOT, Fn.AND, Fn.OR)
     return Apply(fn, tuple(a), DType.BOOL if bools else build.join(*[dtype_of(x) for x in a]))
-
-
-def identity(reducer: Reducer, dtype: DType) -> float | int | bool:
-    """What the state is before the first element."""
-    match reducer:
-        case Reducer.SUM:
-            return 0.0 if dtype.is_float else 0
-        case Reducer.PROD:
-            return 1.0 if dtype.is_float else 1
-        case Reducer.ANY:
-            return False
-        case Reducer.ALL:
-            return True
-        case Reducer.MIN | Reducer.ARGMIN:
-            return math.inf if dtype.is_float else True if dtype is DType.BOOL else _limits(dtype)[1]
-        case _:
-            return -math.inf if dtype.is_float else False if dtype is DType.BOOL else _limits(dtype)[0]
-
-
-def _limits(dtype: DType) -> tuple[int, int]:
-    bits = 8 * dtype.bytes
-    return (0, 2**bits - 1) if dtype is DType.UINT8 else (-(2 ** (bits - 1)), 2 ** (bits - 1) - 1)
 
 
 def reads_of(e: Expr, names: Mapping[str, Stage]) -> set[str]:

@@ -10,7 +10,7 @@ from redfuser.algebra.facts import Facts
 from redfuser.algebra.groups import Options
 from redfuser.algebra.nodes import Accumulator, Base, Problem, Read, Rule, Stage, Step, Treatment
 from redfuser.algebra.poly import Terms
-from redfuser.algebra.reader import Reader, identity
+from redfuser.algebra.reader import Reader
 from redfuser.algebra.separate import Separator
 from redfuser.algebra.terms import ANY, NONNEG, Arena, D, Sign, Term, base_power, variables
 from redfuser.index.expr import (
@@ -276,7 +276,7 @@ class State:
         """The test that some extremum in the term is still at its identity."""
         out: Expr | None = None
         for acc in self.extrema_in(t):
-            test = build.is_identity(ref(acc.name, acc.dtype), identity(acc.reducer, acc.dtype))
+            test = build.is_identity(ref(acc.name, acc.dtype), acc.reducer.identity(acc.dtype).value)
             out = test if out is None else build.logic(Fn.OR, out, test)
         return out
 

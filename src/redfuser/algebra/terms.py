@@ -1,6 +1,6 @@
 """Canonical terms: what the derivation reasons with. Sums and products are flat and sorted, constants are rationals.
 
-A term says what a value IS, never how it is evaluated: emitted code goes back to the expressions as written (emit.py).
+A term says what a value IS, never how it is evaluated: emitted code goes back to the expressions as written (reader.py).
 Terms live in an arena, one per derivation, which makes equal terms one object and their order reproducible.
 ``kind`` says what a term depends on: elements (X), earlier results (D), both, or neither (constants and parameters).
 """

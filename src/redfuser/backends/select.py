@@ -8,7 +8,7 @@ from torch import Tensor
 from redfuser.backends.torch_expr import TORCH
 from redfuser.index.expr import DType
 from redfuser.index.nodes import Reducer
-from redfuser.tile.identity import NO_POSITION, identity
+from redfuser.tile.identity import NO_POSITION
 
 Best = tuple[Tensor, Tensor]
 
@@ -130,4 +130,4 @@ def _narrow(x: Tensor) -> bool:
 
 def _lowest(x: Tensor) -> float | int | bool:
     dtype = next(d for d, t in TORCH.items() if t is x.dtype)
-    return identity(Reducer.TOPK, dtype).value
+    return Reducer.TOPK.identity(dtype).value

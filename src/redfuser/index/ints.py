@@ -260,18 +260,6 @@ class Int(Node, metaclass=Interned):
             total += c
         return total
 
-    def hint(self) -> int:
-        """Its value at the lengths seen while compiling (axes count as 0)."""
-        return self.evaluate({a: (a.hint if isinstance(a, Size) else 0) for a in self._leaves()})
-
-    def _leaves(self) -> Iterator[Atom]:
-        for a in self.atoms():
-            if isinstance(a, FloorDiv | Mod):
-                yield from a.num._leaves()
-                yield from a.den._leaves()
-            else:
-                yield a
-
     def __repr__(self) -> str:
         from redfuser.index.print import show_int
 

@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from enum import Enum
 from typing import Union
 
-from redfuser.index.expr import DType, Expr, Part
+from redfuser.index.expr import Const, DType, Expr, Part, const
 from redfuser.index.ints import Axis, Int, Size
 
 
@@ -49,6 +49,22 @@ class Reducer(Name):
     @property
     def has_index(self) -> bool:
         return self in (Reducer.TOPK, Reducer.ARGMAX, Reducer.ARGMIN)
+
+    def identity(self, dtype: DType) -> Const:
+        """e with ``e (reducer) x == x``: the value that changes nothing, and what a reduction starts from."""
+        match self:
+            case Reducer.SUM:
+                return const(0, dtype)
+            case Reducer.PROD:
+                return const(1, dtype)
+            case Reducer.ANY:
+                return const(False, dtype)
+            case Reducer.ALL:
+                return const(True, dtype)
+            case Reducer.MIN | Reducer.ARGMIN:
+                return const(dtype.highest, dtype)
+            case _:
+                return const(dtype.lowest, dtype)
 
 
 @dataclass(frozen=True, slots=True)

@@ -18,7 +18,7 @@ from redfuser.index.nodes import Map as Definition
 from redfuser.index.nodes import Reducer
 from redfuser.regions.nodes import Region, Result
 from redfuser.tile import masks, roles
-from redfuser.tile.identity import NO_POSITION, constant, identity, result_dtype
+from redfuser.tile.identity import NO_POSITION, constant, result_dtype
 from redfuser.tile.lower import Lowering, Stored
 from redfuser.tile.names import Names
 from redfuser.tile.nodes import (
@@ -115,9 +115,9 @@ class _Builder:
                 low.add(Declare(v, self.first(low, start[s.name], f"{s.name}_start"), "base"))
             else:
                 axes = frozenset((*s.axes, s.k) if s.k is not None else s.axes)
-                start[s.name] = identity(s.reducer, s.dtype)
+                start[s.name] = s.reducer.identity(s.dtype)
                 v = low.declare(low.new(s.name, s.dtype, axes))
-                low.add(Declare(v, identity(s.reducer, s.dtype), s.role))
+                low.add(Declare(v, s.reducer.identity(s.dtype), s.role))
                 if s.reducer.has_index:
                     at = low.declare(Value(low.names.new(f"{s.name}_index"), NO_POSITION.dtype, axes))
                     low.add(Declare(at, NO_POSITION, f"positions of {s.name}"))

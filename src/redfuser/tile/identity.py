@@ -1,4 +1,4 @@
-"""The value that changes nothing: what a reducer starts from."""
+"""What a reducer gives, and what a base starts as."""
 
 from __future__ import annotations
 
@@ -6,22 +6,6 @@ from redfuser.index.expr import Apply, Const, DType, Expr, Fn, children, const, 
 from redfuser.index.nodes import Reducer
 
 NO_POSITION = const(DType.INT64.highest, DType.INT64)
-LOW = (Reducer.MAX, Reducer.ARGMAX, Reducer.TOPK, Reducer.LOGSUMEXP)
-
-
-def identity(reducer: Reducer, dtype: DType) -> Const:
-    """e with ``e (reducer) x == x``."""
-    match reducer:
-        case Reducer.SUM:
-            return const(0, dtype)
-        case Reducer.PROD:
-            return const(1, dtype)
-        case Reducer.ANY:
-            return const(False, dtype)
-        case Reducer.ALL:
-            return const(True, dtype)
-        case _:
-            return const(dtype.lowest if reducer in LOW else dtype.highest, dtype)
 
 
 def result_dtype(reducer: Reducer, body: DType) -> DType:

@@ -35,7 +35,7 @@ from redfuser.index.nodes import Map as Definition
 from redfuser.index.nodes import Reduce as Reduction
 from redfuser.index.nodes import Reducer
 from redfuser.tile import dots
-from redfuser.tile.identity import identity, result_dtype
+from redfuser.tile.identity import result_dtype
 from redfuser.tile.names import Names
 from redfuser.tile.nodes import (
     Combine,
@@ -367,7 +367,7 @@ class Lowering:
         if reducer in (Reducer.ANY, Reducer.ALL) and v.dtype is not DType.BOOL:
             v = self.value(Apply(Fn.NE, (ref(v.name, v.dtype), const(0, v.dtype)), DType.BOOL))
         for i, axis in enumerate(over):
-            v = self.guard(v, axis, identity(reducer, v.dtype))
+            v = self.guard(v, axis, reducer.identity(v.dtype))
             last = add is None and i + 1 == len(over)
             out = self.new(wish if last else f"{wish}_part", dtype, v.axes - {axis})
             v = self.emit(Reduce(out, v.name, reducer, axis), self.level(out.axes, self.level_of[v.name]))
@@ -424,7 +424,7 @@ class Lowering:
         self, body: Expr, reducer: Reducer, over: Axis, k: Axis | None, wish: str, dtype: DType
     ) -> tuple[Value, Value]:
         v = self.value(body, f"{wish}_of", dtype)
-        v = self.guard(v, over, identity(reducer, v.dtype))
+        v = self.guard(v, over, reducer.identity(v.dtype))
         axes = (v.axes - {over}) | ({k} if k is not None else frozenset())
         out = self.new(wish, v.dtype, axes)
         index = self.new(f"{wish}_index", DType.INT64, axes)

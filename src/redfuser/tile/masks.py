@@ -17,7 +17,6 @@ from dataclasses import dataclass
 from redfuser.algebra.nodes import Accumulator, Base, Pass
 from redfuser.index.expr import Apply, Cast, Const, DType, Expr, Fn, Load, Position, Ref, const, transform, walk
 from redfuser.index.ints import ONE, ZERO, Axis, FloorDiv, Int, Mod, as_int, floordiv, nonnegative
-from redfuser.tile.identity import identity
 from redfuser.tile.nodes import At, Bound, Down, Greatest, Least, TileAxis, Up
 
 _ORDER = {Fn.LT, Fn.LE, Fn.GT, Fn.GE, Fn.EQ}
@@ -81,7 +80,7 @@ def _int(e: Expr) -> Int | None:
 
 
 def _is_identity(a: Accumulator, e: Expr) -> bool:
-    one = identity(a.reducer, e.dtype) if isinstance(e, Const) else None
+    one = a.reducer.identity(e.dtype) if isinstance(e, Const) else None
     return one is not None and isinstance(e, Const) and e.value == one.value
 
 
