@@ -19,13 +19,6 @@ from redfuser.index.nodes import Name
 from redfuser.tile.nodes import Strategy
 
 
-class Backend(Name):
-    """Who runs a fused region. ``auto`` takes the best one for the tensors' device."""
-
-    AUTO = "auto"
-    REFERENCE = "reference"
-
-
 class Rest(Name):
     """What runs the part of a graph that is not fused."""
 
@@ -43,13 +36,12 @@ _STRATEGY = (
 class Options:
     """The settings of one fused function. Unknown names and values raise ``UnknownOptionError``."""
 
-    backend: Annotated[Backend, "who runs fused regions; auto takes the best for the device"] = Backend.AUTO
     strategy: Annotated[Strategy, _STRATEGY] = Strategy.AUTO
     segments: Annotated[
         int, "segments of the axis; more than 1 makes `auto` choose `multi`; 0 lets the cost decide"
     ] = 0
     tile: Annotated[int, "length of a tile of the cascade axis; 0 lets the cost decide"] = 0
-    fuse_threshold: Annotated[int, "bytes of intermediates that fusing must save before it is chosen"] = 32 * 2**20
+    fuse_threshold: Annotated[int, "bytes of intermediates that fusing must save before it is chosen"] = 2**30
     exact_casts: Annotated[bool, "refuse to move a rounding to a float format through a scale"] = False
     fuse_rounding: Annotated[bool, "fuse through rounding to integers; results may differ by one step"] = False
     rest: Annotated[Rest, "what runs the part of the graph that is not fused"] = Rest.INDUCTOR

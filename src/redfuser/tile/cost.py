@@ -21,7 +21,7 @@ from redfuser.tile.identity import result_dtype
 from redfuser.tile.nodes import Role, Strategy
 from redfuser.tile.strategy import Schedule
 
-THRESHOLD = 32 * 2**20
+THRESHOLD = 2**30
 TILE_ELEMENTS = 2**19  # 2 MiB of float32
 STATE_ELEMENTS = 2**22
 LONGEST_WHOLE = 1024
