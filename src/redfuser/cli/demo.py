@@ -98,7 +98,7 @@ def long_scene(console: Console) -> None:
     console.rule(f"2. the same attention over {KEYS:,} keys")
     q, k, v = (torch.randn(1, KEYS, 64) for _ in range(3))
     explanation = redfuser.explain(attention, q, k, v)
-    console.print(str(explanation), markup=False)
+    console.print(str(explanation), markup=False, soft_wrap=True)
     fused = redfuser.fuse(attention, rest="eager")
     with torch.no_grad():
         fused(q[:, :512], k[:, :512], v[:, :512])
