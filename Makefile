@@ -1,5 +1,5 @@
 # Two commands for a newcomer: `make demo` and `make test`. Both create the environment first.
-PYTHON ?= python3.11
+PYTHON ?= $(shell command -v python3.11 || command -v python3)
 VENV := .venv
 BIN := $(VENV)/bin
 STAMP := $(VENV)/.installed

@@ -5,7 +5,6 @@ from __future__ import annotations
 import logging
 import threading
 from collections.abc import Mapping, Sequence
-from dataclasses import replace
 from typing import Protocol
 
 from torch import Tensor
@@ -21,6 +20,7 @@ from redfuser.tile.strategy import Schedule, Unsupported
 
 log = logging.getLogger("redfuser")
 Sizes = Mapping[str, int]
+_GROWTH = 64  # intermediates of two axes that both grow by 8
 
 
 class Runner(Protocol):
@@ -39,13 +39,14 @@ class Plan:
         self._runner = runner
         self._decisions: dict[tuple[int, ...], Decision] = {}
         self._programs: dict[Schedule, Program] = {}
+        self._failed = False
         self._lock = threading.Lock()
         self._sizes = region.program.sizes
         self._lengths = tuple({a.size for i in region.program.inputs for a in i.axes} | {region.problem.axis.size})
 
     def __call__(self, inputs: Sequence[Tensor], sizes: Sizes) -> list[Tensor] | None:
         """The results, or None when this call is better run unfused."""
-        if any(self._number(n, sizes) == 0 for n in self._lengths):
+        if self._failed or any(self._number(n, sizes) == 0 for n in self._lengths):
             return None
         decision = self.decide(sizes)
         if decision.schedule is None:
@@ -57,7 +58,7 @@ class Plan:
             if self.options.strict:
                 raise
             log.warning("a region runs unfused from now on: its tile program failed", exc_info=True)
-            self._decisions = {key: replace(d, schedule=None) for key, d in self._decisions.items()}
+            self._failed = True
             return None
 
     def decide(self, sizes: Sizes) -> Decision:
@@ -80,14 +81,19 @@ class Plan:
 
     @property
     def worthwhile(self) -> bool:
-        """False when no call can ever be fused: the lengths are all fixed, or the options forbid it."""
+        """Whether the region is kept ready. A region that stays unfused is better left to what compiles the rest.
+
+        It is, when it would be fused at the lengths seen while compiling, or could be at lengths a few times those.
+        """
         if any(n.value == 0 for n in self._lengths) or self.options.strategy is Strategy.UNFUSED:
             return False
         try:
             self.program(self.shown)
         except Unsupported:
             return False
-        return bool(self._sizes) or self.decide({}).schedule is not None
+        seen = self.decide({})
+        growing = bool(self._sizes) and seen.cost.saved * _GROWTH >= self.options.fuse_threshold
+        return seen.schedule is not None or growing
 
     @property
     def shown(self) -> Schedule:
