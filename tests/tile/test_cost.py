@@ -28,7 +28,7 @@ def test_lengths_of_the_call_count_not_the_hints() -> None:
 
 
 def test_small_is_not_fused_and_the_option_forces() -> None:
-    small, big = cases.attention(), cases.attention(b=1, h=1, i=4096, l=4096)
+    small, big = cases.attention(), cases.attention(b=1, h=1, i=16384, l=16384)
     d = choose(small.region, small.derivation)
     assert d.strategy == "unfused" and d.schedule is None and "threshold" in d.reason
     assert choose(small.region, small.derivation, threshold=0).strategy == "whole"
