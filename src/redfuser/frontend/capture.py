@@ -165,12 +165,15 @@ def _on_data(error: BaseException | None) -> bool:
 def _break_refusal(reason: Any) -> Refusal:
     frames = list(reason.user_stack or ())
     where = Where(frames[-1].filename, frames[-1].lineno or 0, (frames[-1].line or "").strip()) if frames else None
-    first = str(reason.reason).strip().splitlines()[0]
+    why = str(reason.reason).strip().splitlines()[0]
+    hint = "what comes before and after fuses on its own; move this statement out of the function to fuse across it"
+    if "generic_jump" in why or "data-dependent" in why.lower():
+        why, hint = "it branches on the value of a tensor", "choose with torch.where, which stays in the graph"
     return Refusal(
         where.text if where else "the function",
         RefusalKind.GRAPH_BREAK,
-        f"the function is split here: {first}",
-        "what comes before and after fuses on its own; move this statement out of the function to fuse across it",
+        f"the function is split here: {why}",
+        hint,
         where,
     )
 

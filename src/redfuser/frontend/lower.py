@@ -21,7 +21,7 @@ from redfuser.frontend.materialise import stored_values
 from redfuser.frontend.ops import OPS, Call
 from redfuser.frontend.ops.registry import Body, Result
 from redfuser.frontend.origins import identifier, name_of, origin_of, where_of
-from redfuser.frontend.values import Arg, Mistaken, NotCovered, Scalar, Value, dtype_from_torch, int_from_torch
+from redfuser.frontend.values import Arg, Mistaken, NotCovered, NoValue, Scalar, Value, dtype_from_torch, int_from_torch
 from redfuser.index.build import apply, cast, exactly
 from redfuser.index.expr import DType, Expr, Fn, Part, const, load, position
 from redfuser.index.ints import ZERO, Axis, Int, as_int
@@ -161,6 +161,9 @@ class Driver:
             return self.operation(node)
         except NotCovered as why:
             self.mistaken |= isinstance(why, Mistaken)
+            if isinstance(why, NoValue):
+                self.read_outside += [n for n in node.all_input_nodes if n not in self.read_outside]
+                return self._opaque_one(node)
             return self._opaque(node, str(why))
 
     def operation(self, node: fx.Node) -> Result:
@@ -174,7 +177,7 @@ class Driver:
             try:
                 return handler(self, self._call(node, op))
             except NotCovered as why:
-                if isinstance(why, Mistaken):
+                if isinstance(why, Mistaken | NoValue):
                     raise
                 reason = str(why)
                 del self.inputs[before[0] :], self.definitions[before[1] :]
@@ -232,7 +235,7 @@ class Driver:
             case fx.Node():
                 found = self.env.get(x)
                 if found is None:
-                    raise NotCovered(f"{x.name} has no value here")
+                    raise NoValue(f"{x.name} has no value here")
                 return found
             case list() | tuple():
                 return [self._argument(y) for y in x]
@@ -353,10 +356,20 @@ class Driver:
     def _refuse(self, node: fx.Node, why: str) -> None:
         self.read_outside += [n for n in node.all_input_nodes if n not in self.read_outside]
         op = str(node.target).removeprefix("aten.")
-        hint = "what comes before and after it still fuses; write it with covered operations to fuse across it"
+        key = node.op if node.op == "placeholder" else op.partition(".")[0]
+        hint = _HINTS.get(key, "what comes before and after it still fuses; compute it outside the chain")
         self.refusals.append(Refusal(f"{name_of(node)} ({op})", RefusalKind.OPAQUE_OP, why, hint, where_of(node)))
 
 
+_HINTS = {
+    "softmax": "softmax takes floats: convert first, as x.float().softmax(-1)",
+    "log_softmax": "log_softmax takes floats: convert first, as x.float().log_softmax(-1)",
+    "dropout": "it fuses with p=0 and in eval mode; what comes before and after fuses on its own",
+    "sort": "sorting needs the whole row; if the largest k are enough, torch.topk fuses",
+    "median": "a median needs the whole row; what comes before and after still fuses",
+    "cumsum": "a scan is no reduction; what comes before and after still fuses",
+    "placeholder": "view complex tensors as real ones, with torch.view_as_real",
+}
 _SCALAR = {
     "add": Fn.ADD, "sub": Fn.SUB, "mul": Fn.MUL, "truediv": Fn.DIV, "neg": Fn.NEG, "pow": Fn.POW, "sqrt": Fn.SQRT,
     "rsqrt": Fn.RSQRT, "exp": Fn.EXP, "log": Fn.LOG,

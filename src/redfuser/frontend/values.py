@@ -23,6 +23,10 @@ class NotCovered(Exception):
     """This operation, or this use of it, has no lowering. Caught where it is lowered; the text is a reason."""
 
 
+class NoValue(NotCovered):
+    """The operation reads what another refusal is about already."""
+
+
 class Mistaken(NotCovered):
     """PyTorch itself refuses this use of the operation. It stays as written and raises; a decomposition might not."""
 
