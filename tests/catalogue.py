@@ -139,6 +139,16 @@ def softmax_without_max(x, v):
     return (e / e.sum(-1, keepdim=True)) @ v
 
 
+@one(x_)
+def softmax_row_sums(x):
+    return torch.softmax(x, -1).sum(-1)
+
+
+@one(x_)
+def variance_of_softmax(x):
+    return torch.softmax(x, -1).var(-1)
+
+
 @one(lambda: (rnd(R, L), rnd(R, L, seed=3), rnd(L, N, seed=1)), "rescale defer")
 def mixture_of_softmaxes(x, y, v):
     return (0.3 * torch.softmax(x, -1) + 0.7 * torch.softmax(y, -1)) @ v

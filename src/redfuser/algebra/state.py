@@ -248,6 +248,15 @@ class State:
                 self.reader.exprs[bare] = self.reader.exprs[v]
         return self.t.mul(self.t.pow(bare, q), self.t.pow(fix, q))
 
+    def alias(self, v: Term) -> Term:
+        """The same accumulator as a variable of its own, which does not cancel against it."""
+        a = self.t.var(f"{v.label}*", D, v.sign)
+        self.reader.exprs[a] = self.reader.exprs[v]
+        for table in (self.fixes, self.raw_values):
+            if v in table:
+                table[a] = table[v]  # type: ignore[assignment]
+        return a
+
     def own_factor(self, e: Expr) -> Term:
         """A positive factor that nothing else shares, so that it never cancels."""
         v = self.t.var(f"own{len(self.fixes)}", D, (False, False, True))

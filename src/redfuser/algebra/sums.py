@@ -17,7 +17,7 @@ from redfuser.algebra.nodes import Stage, Treatment
 from redfuser.algebra.poly import Terms
 from redfuser.algebra.scales import Scaled
 from redfuser.algebra.state import Entry, State, factorial_of, low_precision, old
-from redfuser.algebra.terms import ANY, NONNEG, D, Sign, Term
+from redfuser.algebra.terms import ANY, NONNEG, D, Sign, Term, base_power
 from redfuser.index.expr import (
     DType,
     Expr,
@@ -90,7 +90,12 @@ class GroupPlacer(Scaled):
         for n in self.g.notes:
             if n not in self.note.conditions:
                 self.note.conditions.append(n)
-        return self.t.mul(self.defer, self._moments(cs, placed))
+        return self.t.mul(self.defer, self._uncancelled(self._moments(cs, placed)))
+
+    def _uncancelled(self, value: Term) -> Term:
+        """An accumulator that is also divided by at the read-out stays: Z/Z is NaN where Z is 0, as written."""
+        divisors = {base_power(f)[0] for f in self.defer.factors if base_power(f)[1] < 0}
+        return self.t.mul(*[self.s.alias(f) if f in divisors else f for f in value.factors])
 
     # -- coordinates and moments -------------------------------------------------------------------------------------
     def _coordinate(self, c: Term) -> coordinates.Placed:
