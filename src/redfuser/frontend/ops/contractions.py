@@ -7,7 +7,7 @@ from collections.abc import Callable, Sequence
 from redfuser.frontend.ops.pointwise import elementwise, promoted
 from redfuser.frontend.ops.registry import Call, Lowering, Result, lowers
 from redfuser.frontend.ops.views import squeezed, unsqueezed
-from redfuser.frontend.values import Index, NotCovered, Value, scalar_expr
+from redfuser.frontend.values import Index, Mistaken, NotCovered, Value, scalar_expr
 from redfuser.index.build import apply
 from redfuser.index.expr import DType, Expr, Fn
 from redfuser.index.ints import ZERO, Int
@@ -22,6 +22,8 @@ def contract(
 
     ``right`` places (batch, columns, r) into the indices of b.
     """
+    if a.dtype is not b.dtype:
+        raise Mistaken(f"a product of {a.dtype.value} and {b.dtype.value}")
     c = dtype.compute
     nb, nr = len(batch), len(rows)
     x, y = promoted(a, c), promoted(b, c)
