@@ -218,6 +218,21 @@ def test_a_view_of_an_argument_changed_in_place_runs_as_written():
     assert_close([*got, x], double([*want, y]))
 
 
+def test_a_very_long_unrolled_loop_runs_as_written():
+    def fn(x):
+        m, total = x[:, 0], torch.ones_like(x[:, 0])
+        for j in range(1, x.shape[1]):
+            n = torch.maximum(m, x[:, j])
+            total = total * torch.exp(m - n) + torch.exp(x[:, j] - n)
+            m = n
+        return m + torch.log(total)
+
+    x = rnd(6, 150, scale=5.0)
+    analysis = redfuser.analyze(fn, x)
+    assert not analysis.cascades and "too long" in analysis.refusals[0].reason
+    assert_close(redfuser.fuse(fn, **FORCED)(x), x.double().logsumexp(-1))
+
+
 def test_strided_inputs():
     q = rnd(2, 16, 9).mT
     k = rnd(70, 16, 2, seed=1).permute(2, 0, 1)

@@ -14,7 +14,7 @@ from redfuser.analysis import Analysis, Cascade
 from redfuser.backends import reference
 from redfuser.frontend.backend import Choice, make_backend
 from redfuser.frontend.capture import Capture
-from redfuser.frontend.lower import Lowered, lower
+from redfuser.frontend.lower import Lowered, TooDeep, lower
 from redfuser.frontend.partition import Cut, extract
 from redfuser.index.refusals import Refusal, RefusalKind
 from redfuser.regions.build import build
@@ -63,7 +63,12 @@ def analyse(capture: Capture, function: str, options: Options) -> Analysis:
     refusals: list[Refusal] = list(capture.refusals)
     graphs = []
     for captured in capture.graphs:
-        lowered = lower(captured.graph)
+        try:
+            lowered = lower(captured.graph)
+        except TooDeep as why:
+            hint = "write the loop as reductions over an axis; it runs unfused, as the function was written"
+            refusals.append(Refusal(function, RefusalKind.UNSUPPORTED, str(why), hint, None))
+            continue
         graphs.append(lowered.program)
         refusals += lowered.refusals
         for group in find(lowered.program):

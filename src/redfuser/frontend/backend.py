@@ -19,7 +19,7 @@ import torch.fx as fx
 
 from redfuser.frontend.functional import NotFunctional, functional
 from redfuser.frontend.kinds import is_size, is_view
-from redfuser.frontend.lower import Lowered, lower
+from redfuser.frontend.lower import Lowered, TooDeep, lower
 from redfuser.frontend.partition import Cut, extract
 from redfuser.frontend.region_op import Kernel
 from redfuser.frontend.splice import splice
@@ -82,7 +82,11 @@ def rewrite(gm: fx.GraphModule, example_inputs: Sequence[Any], choose: Choose) -
     except NotFunctional as why:
         log.info("a graph is left as it is: %s", why)
         return None
-    lowered = lower(graph)
+    try:
+        lowered = lower(graph)
+    except TooDeep as why:
+        log.info("a graph is left as it is: %s", why)
+        return None
     if lowered.mistaken:
         raise Mistaken("an operation that PyTorch refuses")
     done = 0

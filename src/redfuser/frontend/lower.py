@@ -54,11 +54,23 @@ class Lowered:
         return tuple(dict.fromkeys(self.node_of[n] for n in names))
 
 
+class TooDeep(Exception):
+    """Expressions nest more deeply than Python recurses, as in a long loop that was unrolled. The graph stays as it is."""
+
+
 def lower(gm: fx.GraphModule) -> Lowered:
     """The index program of a functional graph whose nodes carry ``meta['val']``. No data is read.
 
-    An operation that is not covered becomes an input of the program, with a refusal that names it.
+    An operation that is not covered becomes an input of the program, with a refusal that names it. Raises TooDeep for a
+    graph that is one very long chain of elementwise operations.
     """
+    try:
+        return _lower(gm)
+    except RecursionError as e:
+        raise TooDeep("a chain of elementwise operations is too long to be one expression") from e
+
+
+def _lower(gm: fx.GraphModule) -> Lowered:
     driver = Driver(gm, stored=stored_values(gm.graph))
     outputs: list[fx.Node] = []
     for node in gm.graph.nodes:
