@@ -268,6 +268,25 @@ def test_one_compilation_serves_small_and_large():
     assert len(runs) == 1 and fused._compiled.variants <= 2
 
 
+def test_a_long_call_fuses_after_short_ones(monkeypatch):
+    """Also when the lengths were open from the first compilation on, as after an explanation at other lengths."""
+
+    def fn(q, k, v):
+        return torch.softmax(q @ k.mT / 4.0, -1) @ v
+
+    runs = []
+    run = reference.run
+    monkeypatch.setattr(reference, "run", lambda *a: runs.append(1) or run(*a))
+    redfuser.explain(fn, *qkv(1500, 1500))
+    fused = redfuser.fuse(fn, rest="eager", fuse_threshold=2**24)
+    for n in (30, 40):
+        fused(*qkv(n, n))
+    assert not runs
+    args = qkv(1500, 1500)
+    assert_close(fused(*args), fn(*double(args)))
+    assert runs and fused._compiled.variants <= 2
+
+
 # -- analysis --------------------------------------------------------------------------------------------------------
 def test_analysis_names_what_the_user_wrote():
     cascade = redfuser.analyze(attention, *qkv()).cascades[0]

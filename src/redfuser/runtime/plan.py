@@ -20,7 +20,6 @@ from redfuser.tile.strategy import Schedule, Unsupported
 
 log = logging.getLogger("redfuser")
 Sizes = Mapping[str, int]
-_GROWTH = 64  # intermediates of two axes that both grow by 8
 
 
 class Runner(Protocol):
@@ -81,9 +80,10 @@ class Plan:
 
     @property
     def worthwhile(self) -> bool:
-        """Whether the region is kept ready. A region that stays unfused is better left to what compiles the rest.
+        """False when no call can ever be fused: the lengths are all fixed, or the options forbid it.
 
-        It is, when it would be fused at the lengths seen while compiling, or could be at lengths a few times those.
+        With open lengths the region is kept ready, however short the lengths seen while compiling: a later call of the
+        same compilation may be long enough to need it.
         """
         if any(n.value == 0 for n in self._lengths) or self.options.strategy is Strategy.UNFUSED:
             return False
@@ -91,9 +91,7 @@ class Plan:
             self.program(self.shown)
         except Unsupported:
             return False
-        seen = self.decide({})
-        growing = bool(self._sizes) and seen.cost.saved * _GROWTH >= self.options.fuse_threshold
-        return seen.schedule is not None or growing
+        return bool(self._sizes) or self.decide({}).schedule is not None
 
     @property
     def shown(self) -> Schedule:
