@@ -41,6 +41,11 @@ class Recorded:
         strategy = Strategy.SINGLE if segments == 1 else Strategy.MULTI
         return self.scheduled(Schedule(strategy, row=row, tile=tile, segments=segments))
 
+    def eager(self) -> list[Tensor]:
+        """What PyTorch computes for the region."""
+        results = self.planned.cut.module(*self.inputs.values())
+        return list(results) if isinstance(results, tuple | list) else [results]
+
     def scheduled(self, schedule: Schedule) -> list[Tensor]:
         program = build(self.planned.region, self.planned.derivation, schedule)
         return reference.run(program, self.inputs, self.sizes)
@@ -61,8 +66,8 @@ def fused_runs() -> Iterator[list[int]]:
         yield seen
 
 
-def record(fn: Callable[..., Any], args: Sequence[Any]) -> list[Recorded]:
-    """Every region of a call, with what it receives; the call itself runs unfused."""
+def record(fn: Callable[..., Any], *calls: Sequence[Any]) -> list[Recorded]:
+    """Every region of every call, with what it receives; the calls themselves run unfused."""
     seen: list[Recorded] = []
 
     def factory(cut: Any) -> Any:
@@ -79,5 +84,7 @@ def record(fn: Callable[..., Any], args: Sequence[Any]) -> list[Recorded]:
         return [(frozenset(g.members), g.producers, factory) for g in find(lowered.program)]
 
     with torch.no_grad():
-        torch.compile(fn, backend=make_backend(choose, rest="eager"))(*args)
+        compiled = torch.compile(fn, backend=make_backend(choose, rest="eager"))
+        for args in calls:
+            compiled(*args)
     return seen
