@@ -88,7 +88,12 @@ BROKEN: list[tuple[str, type, Change, str]] = [
     ("a missing store", Store, lambda s: [], "never stored"),
     ("a store of too many axes", Store, lambda s: [replace(s, axes=s.axes[1:])], "which the store"),
     ("a loop with another tile than its axis", Loop, lambda s: [replace(s, tile=s.tile + 1)], "has tiles of"),
-    ("a loop that is not there", Loop, lambda s: [], "have no loop"),
+    (
+        "a loop over an axis of no tile",
+        Loop,
+        lambda s: [replace(s, axis=cases.axis("z", 3))],
+        "not an axis of the kernel",
+    ),
 ]
 
 
@@ -101,6 +106,12 @@ def test_broken(kind: type, change: Change, text: str) -> None:
     with pytest.raises(InvalidTileProgram, match=None) as e:
         verify(changed(program(), kind, change))
     assert text in str(e.value)
+
+
+def test_a_tiled_axis_without_a_loop() -> None:
+    p = program()
+    kernel = replace(p.kernels[0], body=tuple(s for s in p.kernels[0].body if not isinstance(s, Loop)))
+    assert any("have no loop" in text for text in problems(replace(p, kernels=(kernel,))))
 
 
 def test_scratch_is_read_only_after_it_is_stored() -> None:

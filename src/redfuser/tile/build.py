@@ -214,14 +214,14 @@ class _Builder:
         axes = {t.axis: t for t in (*self.grid, *self.fixed)}
         passes = len(self.derivation.passes)
         for piece in masks.pieces(p, self.axis, tile.block, axes, within, frozenset(self.stages)):
-            low.open(self.axis)
+            low.open(self.axis, piece.full)
             low.moving(states, 1)
             elements = {s.name: masks.assume(s.element, piece.known) for s in p.steps if isinstance(s, Accumulator)}
             low.expect(e for s in p.steps for e in (_bodies(s, elements)) if e is not None)
             news = [v for s in p.steps for v in self.step(low, s, elements)]
             body = self.close(low, p, states, news)
             note = ", ".join(x for x in (f"pass {number + 1}" if passes > 1 else "", piece.note) if x)
-            low.add(Loop(self.axis, tile.block, piece.start, piece.stop, body, note))
+            low.add(Loop(self.axis, tile.block, piece.start, piece.stop, body, note, piece.full))
 
     @staticmethod
     def close(low: Lowering, p: Pass, states: list[Value], news: list[tuple[str, Value]]) -> tuple[Statement, ...]:

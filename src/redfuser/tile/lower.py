@@ -109,11 +109,14 @@ class Lowering:
         self._fresh: dict[str, tuple[Axis, ...]] = {}
         self._uses: Counter[Expr] = Counter()
         self.loops: list[Axis] = []
+        self.full: list[bool] = []
 
     # -- blocks ------------------------------------------------------------------------------------------------------
-    def open(self, axis: Axis) -> None:
+    def open(self, axis: Axis, full: bool = False) -> None:
+        """A loop over tiles of an axis; ``full``: none of its tiles ends behind the axis."""
         self.levels.append(Level())
         self.loops.append(axis)
+        self.full.append(full)
 
     def moving(self, states: Iterable[Value], level: int) -> None:
         """State that the loop at hand changes lives at its level."""
@@ -125,6 +128,7 @@ class Lowering:
         done = self.levels.pop()
         if self.loops:
             self.loops.pop()
+            self.full.pop()
         self.names.release(done.names)
         for name in done.names:
             del self.values[name], self.level_of[name]
@@ -400,7 +404,8 @@ class Lowering:
     def guard(self, v: Value, axis: Axis, fill: Const) -> Value:
         """v with its elements beyond the end of the axis set to fill; a plain read is 0 there already."""
         zero = not isinstance(fill.value, bool) and fill.value == 0
-        if zero and axis in v.axes and self._is_read(v):
+        inside = any(a is axis and full for a, full in zip(self.loops, self.full, strict=True))
+        if axis in v.axes and (inside or (zero and self._is_read(v))):
             return v
         key = ("guard", v.name, axis, fill)
         level = self.level(v.axes | {axis}, self.level_of[v.name])

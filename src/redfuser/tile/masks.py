@@ -24,12 +24,13 @@ _ORDER = {Fn.LT, Fn.LE, Fn.GT, Fn.GE, Fn.EQ}
 
 @dataclass(frozen=True, slots=True)
 class Piece:
-    """A range of tiles, with what is known about conditions there."""
+    """A range of tiles, with what is known about conditions there. ``full``: no tile ends behind the axis."""
 
     start: Bound
     stop: Bound
     known: Mapping[Expr, bool]
     note: str
+    full: bool
 
 
 @dataclass(frozen=True, slots=True)
@@ -318,17 +319,28 @@ def pieces(
             inner_stop += all_high
     lo = Down(_greatest(start), tile) if len(start) > 1 else start[0]
     hi = Up(_least(stop), tile)
+    length = as_int(axis.size)
+    divides = length.value is not None and length.value % tile == 0
+    ragged = "" if divides else "the last tile, cut by the end"
     if not known:
-        return [Piece(lo, _least(stop), {}, "")]
+        if divides:
+            return [Piece(lo, _least(stop), {}, "", True)]
+        full = Greatest((lo, Least((Down(At(length), tile), hi))))
+        return [Piece(lo, full, {}, "whole tiles", True), Piece(full, _least(stop), {}, ragged, False)]
+    cut = "tiles that the mask cuts" + (f", {ragged}" if ragged else "")
     out = []
     a: Bound = lo
     if inner_start:
         a = Least((Greatest((lo, Up(_greatest(inner_start), tile))), hi))
-        out.append(Piece(lo, a, {}, "tiles that the mask cuts"))
-    if not inner_stop:
-        return [*out, Piece(a, _least(stop), known, "tiles without a mask")]
-    b = Greatest((a, Least((Down(_least(inner_stop), tile), hi))))
-    return [*out, Piece(a, b, known, "tiles without a mask"), Piece(b, hi, {}, "tiles that the mask cuts")]
+        out.append(Piece(lo, a, {}, cut, divides))
+    ends = [Down(x, tile) for x in ([_least(inner_stop)] if inner_stop else [])]
+    if not divides:
+        ends.append(Down(At(length), tile))
+    if not ends:
+        return [*out, Piece(a, _least(stop), known, "tiles without a mask", True)]
+    b = Greatest((a, Least((*ends, hi))))
+    rest = Piece(b, hi, {}, cut if inner_stop else ragged, divides)
+    return [*out, Piece(a, b, known, "tiles without a mask", True), rest]
 
 
 def _ends(

@@ -253,7 +253,10 @@ class Store:
 
 @dataclass(frozen=True, slots=True)
 class Loop:
-    """For tiles of ``tile`` positions of ``axis``, from ``start`` up to ``stop``; ``note`` says why it is there."""
+    """For tiles of ``tile`` positions of ``axis``, from ``start`` up to ``stop``; ``note`` says why it is there.
+
+    ``full``: every tile lies within the axis, so that nothing in the body is guarded along it.
+    """
 
     axis: Axis
     tile: int
@@ -261,6 +264,7 @@ class Loop:
     stop: Bound
     body: tuple[Statement, ...]
     note: str
+    full: bool = False
 
 
 Operation = Union[Read, Map, Correct, Guard, Dot, Reduce, Select, Combine, SelectMerge, Rename]
