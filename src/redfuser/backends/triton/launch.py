@@ -1,0 +1,150 @@
+"""Printed kernels as callables: the module is written once, and a call allocates, binds and launches.
+
+What depends on shapes and strides alone is worked out the first time they occur; a later call of the same shapes
+allocates its outputs and launches.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import importlib.util
+import math
+import os
+import sys
+import tempfile
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from redfuser.backends.torch_expr import TORCH
+from redfuser.backends.triton.emit import Form, Length, Pointer, Printed, Source, Stride, emit
+from redfuser.backends.triton.layout import power
+from redfuser.index.ints import Atom, Int
+from redfuser.tile.nodes import Kind, Program
+
+
+def load(text: str, directory: Path) -> Any:
+    """The module of a source text; Triton reads the source of a kernel from its file."""
+    digest = hashlib.sha256(text.encode()).hexdigest()[:24]
+    name = f"redfuser_kernel_{digest}"
+    if name in sys.modules:
+        return sys.modules[name]
+    path = directory / f"{name}.py"
+    if not path.exists() or path.read_text() != text:
+        directory.mkdir(parents=True, exist_ok=True)
+        handle, temporary = tempfile.mkstemp(dir=directory, suffix=".tmp")
+        with os.fdopen(handle, "w") as f:
+            f.write(text)
+        os.replace(temporary, path)
+    spec = importlib.util.spec_from_file_location(name, path)
+    assert spec is not None and spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    sys.modules[name] = module
+    spec.loader.exec_module(module)
+    return module
+
+
+class Launcher:
+    """Runs one tile program with Triton: ``launcher(inputs, sizes)`` gives the outputs in order.
+
+    ``warps`` and ``stages`` are Triton's launch options. Inputs are by position, in the order of the program.
+    """
+
+    def __init__(self, program: Program, form: Form, warps: int, stages: int, directory: Path) -> None:
+        self.program, self.form, self.warps, self.stages = program, form, warps, stages
+        self.directory = directory
+        self._forms: dict[bool, tuple[Source, Any]] = {}
+        self._inputs = list(program.of(Kind.INPUT))
+        self._made = [t for t in program.tensors if t.kind is not Kind.INPUT]
+        self._outputs = [t.name for t in program.of(Kind.OUTPUT)]
+
+    def source(self, wide: bool) -> tuple[Source, Any]:
+        if wide not in self._forms:
+            form = Form(self.form.rows, wide, self.form.group, self.form.precision)
+            made = emit(self.program, form)
+            self._forms[wide] = made, load(made.text, self.directory)
+        return self._forms[wide]
+
+    def __call__(self, inputs: Mapping[str, Tensor], sizes: Mapping[str, int]) -> list[Tensor]:
+        return self.bind([inputs[t.name] for t in self._inputs], sizes)([inputs[t.name] for t in self._inputs])
+
+    def bind(self, inputs: Sequence[Tensor], sizes: Mapping[str, int]) -> Callable[[Sequence[Tensor]], list[Tensor]]:
+        """The launches for the shapes and strides of these inputs; calling it runs them."""
+        number = _Numbers(sizes)
+        device = next(x.device for x in inputs if x.dim() or len(inputs) == 1)
+        shapes = {t.name: tuple(number(i) for i in t.shape) for t in self.program.tensors}
+        for t, x in zip(self._inputs, inputs, strict=True):
+            if tuple(x.shape) != shapes[t.name] or x.dtype is not TORCH[t.dtype]:
+                raise ValueError(
+                    f"{t.name} is {x.dtype} {tuple(x.shape)}, the program takes {t.dtype.value} {shapes[t.name]}"
+                )
+        strides: dict[str, tuple[int, ...]] = {t.name: x.stride() for t, x in zip(self._inputs, inputs, strict=True)}
+        strides |= {t.name: _contiguous(shapes[t.name]) for t in self._made}
+        reach = (sum(abs(s) * (n - 1) for s, n in zip(strides[k], shapes[k], strict=True)) for k in shapes)
+        source, module = self.source(max(reach, default=0) >= 2**31)
+        places = {t.name: n for n, t in enumerate(self._inputs)}
+        places |= {t.name: len(self._inputs) + n for n, t in enumerate(self._made)}
+        launches = [self._launch(k, getattr(module, k.name), number, places, strides) for k in source.kernels]
+        made = [(shapes[t.name], TORCH[t.dtype]) for t in self._made]
+        returned = [places[n] for n in self._outputs]
+
+        def run(tensors: Sequence[Tensor]) -> list[Tensor]:
+            every = list(tensors)
+            every += [torch.empty(shape, dtype=dtype, device=device) for shape, dtype in made]
+            for launch in launches:
+                launch(every)
+            return [every[n] for n in returned]
+
+        return run
+
+    def _launch(self, k: Printed, kernel: Any, number: _Numbers, places: Mapping[str, int],
+                strides: Mapping[str, tuple[int, ...]]) -> Callable[[list[Tensor]], None]:  # fmt: skip
+        blocks = {b.name: b.value if b.size is None else power(number(b.size)) for b in k.blocks}
+        grid = (math.prod(_count(number(n), blocks, step) for n, step in k.grid),)
+        arguments: list[Any] = []
+        for _, a in k.arguments:
+            match a:
+                case Pointer():
+                    arguments.append(None)
+                case Stride():
+                    arguments.append(strides[a.tensor][a.dim])
+                case Length():
+                    arguments.append(number.sizes[a.size])
+        pointers = [(n, places[a.tensor]) for n, (_, a) in enumerate(k.arguments) if isinstance(a, Pointer)]
+        options = {"num_warps": self.warps, "num_stages": self.stages} | blocks
+
+        def launch(tensors: list[Tensor]) -> None:
+            for n, place in pointers:
+                arguments[n] = tensors[place]
+            kernel[grid](*arguments, **options)
+            for n, _ in pointers:
+                arguments[n] = None
+
+        return launch
+
+
+class _Numbers:
+    def __init__(self, sizes: Mapping[str, int]) -> None:
+        self.sizes = sizes
+
+    def __call__(self, i: Int) -> int:
+        env: dict[Atom, int] = {s: self.sizes[s.name] for s in i.sizes()}
+        return i.evaluate(env)
+
+
+def _count(n: int, blocks: Mapping[str, int | None], step: str | None) -> int:
+    if step is None:
+        return n
+    block = blocks.get(step)
+    return -(-n // (block if block is not None else int(step)))
+
+
+def _contiguous(shape: tuple[int, ...]) -> tuple[int, ...]:
+    out, step = [], 1
+    for n in reversed(shape):
+        out.append(step)
+        step *= max(1, n)
+    return tuple(reversed(out))
