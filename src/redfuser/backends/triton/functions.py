@@ -99,7 +99,7 @@ def power(a, b):
     odd = whole & (b - 2 * tl.floor(b * 0.5) == 1)
     size = tl.exp2(b * tl.log2(tl.abs(a)))
     signed = tl.where(a < 0, tl.where(whole, tl.where(odd, -size, size), float("nan")), size)
-    return tl.where((b == 0) | (a == 1), 1.0, signed)
+    return tl.where(b == 0, 1.0, tl.where(a == 1, 1.0, signed))
 """,
     "order_key": """
 @triton.jit

@@ -81,13 +81,14 @@ class Launcher:
                 raise ValueError(
                     f"{t.name} is {x.dtype} {tuple(x.shape)}, the program takes {t.dtype.value} {shapes[t.name]}"
                 )
-        strides: dict[str, tuple[int, ...]] = {t.name: x.stride() for t, x in zip(self._inputs, inputs, strict=True)}
-        strides |= {t.name: _contiguous(shapes[t.name]) for t in self._made}
-        reach = (sum(abs(s) * (n - 1) for s, n in zip(strides[k], shapes[k], strict=True)) for k in shapes)
-        source, module = self.source(max(reach, default=0) >= 2**31)
+        strides = self._strides(inputs, number)
+        source, module = self.source(self._is_wide(strides, number))
         places = {t.name: n for n, t in enumerate(self._inputs)}
         places |= {t.name: len(self._inputs) + n for n, t in enumerate(self._made)}
-        launches = [self._launch(k, getattr(module, k.name), number, places, strides) for k in source.kernels]
+        launches = []
+        for k in source.kernels:
+            blocks, arguments = self._arguments(k, number, strides)
+            launches.append(self._launch(k, getattr(module, k.name), number, places, blocks, arguments))
         made = [(shapes[t.name], TORCH[t.dtype]) for t in self._made]
         returned = [places[n] for n in self._outputs]
 
@@ -100,10 +101,38 @@ class Launcher:
 
         return run
 
-    def _launch(self, k: Printed, kernel: Any, number: _Numbers, places: Mapping[str, int],
-                strides: Mapping[str, tuple[int, ...]]) -> Callable[[list[Tensor]], None]:  # fmt: skip
+    def compile(self, inputs: Sequence[Tensor], sizes: Mapping[str, int], target: str) -> list[Any]:
+        """Every kernel compiled for a target, as a launch with these inputs (meta tensors are enough) would be."""
+        from redfuser.backends.triton.compile import compile_kernel
+
+        number = _Numbers(sizes)
+        strides = self._strides(inputs, number)
+        source, module = self.source(self._is_wide(strides, number))
+        tensors = {t.name: t for t in self.program.tensors}
+        out = []
+        for k in source.kernels:
+            blocks, arguments = self._arguments(k, number, strides)
+            kernel = getattr(module, k.name)
+            out.append(compile_kernel(k, kernel, tensors, arguments, blocks, target, self.warps, self.stages))
+        return out
+
+    def _strides(self, inputs: Sequence[Tensor], number: _Numbers) -> dict[str, tuple[int, ...]]:
+        strides = {t.name: x.stride() for t, x in zip(self._inputs, inputs, strict=True)}
+        return strides | {t.name: _contiguous(tuple(number(i) for i in t.shape)) for t in self._made}
+
+    def _is_wide(self, strides: Mapping[str, tuple[int, ...]], number: _Numbers) -> bool:
+        """True when some tensor has an element that 32 bits do not reach."""
+        for t in self.program.tensors:
+            shape = [number(i) for i in t.shape]
+            if sum(abs(s) * max(0, n - 1) for s, n in zip(strides[t.name], shape, strict=True)) >= 2**31:
+                return True
+        return False
+
+    @staticmethod
+    def _arguments(
+        k: Printed, number: _Numbers, strides: Mapping[str, tuple[int, ...]]
+    ) -> tuple[dict[str, int], list[Any]]:
         blocks = {b.name: b.value if b.size is None else power(number(b.size)) for b in k.blocks}
-        grid = (math.prod(_count(number(n), blocks, step) for n, step in k.grid),)
         arguments: list[Any] = []
         for _, a in k.arguments:
             match a:
@@ -113,6 +142,11 @@ class Launcher:
                     arguments.append(strides[a.tensor][a.dim])
                 case Length():
                     arguments.append(number.sizes[a.size])
+        return {n: v for n, v in blocks.items() if v is not None}, arguments
+
+    def _launch(self, k: Printed, kernel: Any, number: _Numbers, places: Mapping[str, int], blocks: Mapping[str, int],
+                arguments: list[Any]) -> Callable[[list[Tensor]], None]:  # fmt: skip
+        grid = (math.prod(_count(number(n), blocks, step) for n, step in k.grid),)
         pointers = [(n, places[a.tensor]) for n, (_, a) in enumerate(k.arguments) if isinstance(a, Pointer)]
         options = {"num_warps": self.warps, "num_stages": self.stages} | blocks
 
@@ -135,11 +169,10 @@ class _Numbers:
         return i.evaluate(env)
 
 
-def _count(n: int, blocks: Mapping[str, int | None], step: str | None) -> int:
+def _count(n: int, blocks: Mapping[str, int], step: str | None) -> int:
     if step is None:
         return n
-    block = blocks.get(step)
-    return -(-n // (block if block is not None else int(step)))
+    return -(-n // (blocks[step] if step in blocks else int(step)))
 
 
 def _contiguous(shape: tuple[int, ...]) -> tuple[int, ...]:
