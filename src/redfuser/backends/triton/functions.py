@@ -130,24 +130,25 @@ def key_index(key):
     "best_keys": """
 @triton.jit
 def best_keys(keys, slot, AXIS: tl.constexpr, K: tl.constexpr):
-    # the K largest keys along AXIS, largest first; keys differ, so each round takes one
-    out = slot.to(tl.int64) * 0 - 0x7FFFFFFFFFFFFFFF
+    # the K largest keys along AXIS, largest first; keys differ, so each round takes one.
+    # A slot without an element holds the worst infinity, at no position
+    out = slot.to(tl.int64) * 0 - 0x7F80000100000000
     for n in tl.static_range(K):
         top = tl.max(keys, AXIS, keep_dims=True)
         out = tl.where(slot == n, top, out)
-        keys = tl.where(keys == top, -0x7FFFFFFFFFFFFFFF, keys)
+        keys = tl.where(keys == top, -0x7F80000100000000, keys)
     return out
 """,
     "merged_keys": """
 @triton.jit
 def merged_keys(left, right, slot, AXIS: tl.constexpr, K: tl.constexpr):
     # the K largest keys of two lists along AXIS, largest first
-    out = slot.to(tl.int64) * 0 - 0x7FFFFFFFFFFFFFFF
+    out = slot.to(tl.int64) * 0 - 0x7F80000100000000
     for n in tl.static_range(K):
         top = tl.maximum(tl.max(left, AXIS, keep_dims=True), tl.max(right, AXIS, keep_dims=True))
         out = tl.where(slot == n, top, out)
-        left = tl.where(left == top, -0x7FFFFFFFFFFFFFFF, left)
-        right = tl.where(right == top, -0x7FFFFFFFFFFFFFFF, right)
+        left = tl.where(left == top, -0x7F80000100000000, left)
+        right = tl.where(right == top, -0x7F80000100000000, right)
     return out
 """,
 }
