@@ -75,12 +75,13 @@ class _Builder:
             raise ValueError(f"results are named as inputs: {sorted(outputs.keys() & self.inputs.keys())}")
         self.tensors = self.inputs | outputs
         self.scratch: dict[tuple[str, Part], Tensor] = {}
+        self.scratch_of: dict[str, dict[Part, Tensor]] = {}
         self.definitions = {d.name: d for d in region.program.definitions if isinstance(d, Definition)}
         self.producers = {p.name: p for p in region.producers}
         self.wanted = _read_stages(region, derivation)
 
     # -- pieces that the strategies share -----------------------------------------------------------------------------
-    def lowering(self) -> Lowering:
+    def lowering(self, fixed: tuple[TileAxis, ...] | None = None) -> Lowering:
         names = frozenset({self.axis, *self.frame.kept, *self.frame.ranks, *self.frame.swept})
         low = Lowering(
             self.inputs | {t.name: t for t in self.scratch.values()},
@@ -90,16 +91,23 @@ class _Builder:
             self.tensors,
         )
         low.scratch.update(self.scratch)
-        low.inner.update(dict.fromkeys(t.axis for t in self.fixed))
+        low.inner.update(dict.fromkeys(t.axis for t in (self.fixed if fixed is None else fixed)))
         return low
 
     def kernel(
-        self, low: Lowering, name: str, note: str, grid: Iterable[TileAxis], inside: Iterable[TileAxis] = ()
+        self,
+        low: Lowering,
+        name: str,
+        note: str,
+        grid: Iterable[TileAxis],
+        inside: Iterable[TileAxis] = (),
+        fixed: tuple[TileAxis, ...] | None = None,
     ) -> Kernel:
         body = low.close()
-        here = {t.axis for t in (*self.fixed, *inside)}
+        fixed = self.fixed if fixed is None else fixed
+        here = {t.axis for t in (*fixed, *inside)}
         inner = [roles.tile_axis(a, Role.INNER, None) for a in low.inner if a not in here]
-        return Kernel(name, note, tuple(grid), (*self.fixed, *inside, *inner), body)
+        return Kernel(name, note, tuple(grid), (*fixed, *inside, *inner), body)
 
     def cascade(self, block: int | None) -> TileAxis:
         return roles.tile_axis(self.axis, Role.CASCADE, block)
@@ -343,40 +351,66 @@ class _Builder:
         if s.reducer.has_index:
             out[Part.INDEX] = Tensor(f"{s.name}_index_partial", Kind.SCRATCH, shape, NO_POSITION.dtype)
         self.tensors.update((t.name, t) for t in out.values())
+        self.scratch_of[s.name] = out
         return out
 
     def merge(self, p: Pass, n: int, segment: TileAxis, last: bool) -> Kernel:
-        low = self.lowering()
+        """Joins the partial states of a pass, and writes the results that it gives."""
+        s = self.schedule
+        blocks = replace(s, row=s.merge_row or s.row, column=s.merge_column or s.column)
+        grid, fixed = roles.blocks(self.frame, blocks)
+        low = self.lowering(fixed)
+        listed = any(isinstance(x, Accumulator) and x.reducer.has_index for x in p.steps)
+        (self.join_in_order if listed else self.join_at_once)(low, p, segment)
+        self.read(low, p)
+        if not last or any(self.swept(r) for r in self.results):
+            self.keep(low, p)
+        if last:
+            self.write(low, [r for r in self.results if not self.swept(r)])
+        inside = TileAxis(segment.axis, Role.SEGMENT, 1 if listed else None, segment.first, segment.last)
+        return self.kernel(low, f"merge{n + 1}", "joins the partial states", grid, [inside], fixed)
+
+    def join_in_order(self, low: Lowering, p: Pass, segment: TileAxis) -> None:
+        """One segment after the other, as lists with positions need it."""
         states = self.declare(low, p)
         low.open(segment.axis)
         low.moving(states, 1)
         for s in p.steps:
-            self.other(low, s, segment)
+            self.other(low, s, as_int(segment.first), frozenset())
         low.expect(e for s in p.steps for e in _both_sides(s))
         news = [v for s in p.steps for v in self.joined(low, s)]
         body = self.close(low, p, states, news)
         low.add(Loop(segment.axis, 1, At(ZERO), At(as_int(segment.axis.size)), body, "segments, in order"))
-        self.read(low, p)
-        swept = any(self.swept(r) for r in self.results)
-        if not last or swept:
-            self.keep(low, p)
-        if last:
-            self.write(low, [r for r in self.results if not self.swept(r)])
-        inside = [TileAxis(segment.axis, Role.SEGMENT, 1, segment.first, segment.last)]
-        return self.kernel(low, f"merge{n + 1}", "joins the partial states", self.grid, inside)
 
-    def other(self, low: Lowering, s: Accumulator | Base, segment: TileAxis) -> None:
-        """The state of the segment at hand, as the old state of the other side."""
+    def join_at_once(self, low: Lowering, p: Pass, segment: TileAxis) -> None:
+        """All segments in one tile: each is brought to the joint bases, then they are reduced over the segments."""
+        low.inner[segment.axis] = None
+        for s in p.steps:
+            self.other(low, s, as_int(segment.axis), frozenset((segment.axis,)))
+        low.expect(e for s in p.steps for e in _one_side(s))
+        for s in p.steps:
+            if isinstance(s, Base):
+                v = low.value(s.value, s.name, s.dtype)
+            else:
+                part = low.state[_other(s.name), True, Part.VALUE]
+                if s.correction is not None:
+                    part = low.correct(_other_side(s.correction, True), part.name)
+                v = low.reduction(ref(part.name, part.dtype), s.reducer, (segment.axis,), s.dtype, s.name)
+            self.bind(low, s.name, v, Part.VALUE)
+
+    def other(self, low: Lowering, s: Accumulator | Base, at: Int, along: frozenset[Axis]) -> None:
+        """The state of segment ``at``, as the old state of the other side; ``along`` are the axes of ``at``."""
         if isinstance(s, Base):
             v = low.value(_other_side(s.value, False), f"{s.name}_part", s.dtype)
             low.state[_other(s.name), True, Part.VALUE] = v
             return
-        for part, t in self.partials(s, segment).items():
-            index = tuple(as_int(a) for a in (segment.first, *_state_axes(s)))
-            v = low.new(
-                f"{s.name}_part" if part is Part.VALUE else f"{s.name}_index_part", t.dtype, frozenset(_state_axes(s))
-            )
-            low.emit(Read(v, t.name, index, tuple(False for _ in index)), 1)
+        for part, t in self.scratch_of[s.name].items():
+            index = (at, *(as_int(a) for a in _state_axes(s)))
+            wish = f"{s.name}_part" if part is Part.VALUE else f"{s.name}_index_part"
+            v = low.new(wish, t.dtype, frozenset(_state_axes(s)) | along)
+            read = Read(v, t.name, index, tuple(False for _ in index))
+            low.emit(read, len(low.loops))
+            low.levels[-1].reads.append(read)
             low.state[_other(s.name), True, part] = v
 
     def joined(self, low: Lowering, s: Accumulator | Base) -> list[tuple[str, Value]]:
@@ -433,6 +467,12 @@ def _both_sides(s: Accumulator | Base) -> tuple[Expr, ...]:
     if isinstance(s, Base):
         return (s.value,)
     return () if s.correction is None else (s.correction, _other_side(s.correction, True))
+
+
+def _one_side(s: Accumulator | Base) -> tuple[Expr, ...]:
+    if isinstance(s, Base):
+        return (s.value,)
+    return () if s.correction is None else (_other_side(s.correction, True),)
 
 
 def _at(e: Expr, values: dict[str, Expr]) -> Expr:

@@ -14,10 +14,13 @@ class Unsupported(Exception):
 @dataclass(frozen=True, slots=True)
 class Schedule:
     """``row``: positions of all row axes together in a tile; ``tile``: of the cascade axis; ``column``: of each column
-    axis (None: whole); ``segments``: pieces of the cascade axis, for MULTI."""
+    axis (None: whole); ``segments``: pieces of the cascade axis, for MULTI; ``merge_row`` and ``merge_column``: the
+    blocks in which their partial states are joined (None: as before)."""
 
     strategy: Strategy
     row: int = 64
     tile: int = 128
     column: int | None = None
     segments: int = 1
+    merge_row: int | None = None
+    merge_column: int | None = None

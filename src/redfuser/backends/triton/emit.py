@@ -85,11 +85,10 @@ class Printed:
 class Form:
     """Choices that the printer makes beside the schedule.
 
-    ``rows``: row positions in a block; ``wide``: 64-bit offsets; ``group``: batches whose row blocks of uneven work run
-    together, heaviest first; ``precision`` of float32 dots.
+    ``wide``: 64-bit offsets; ``group``: batches whose row blocks of uneven work run together, heaviest first;
+    ``precision`` of float32 dots.
     """
 
-    rows: int
     wide: bool = False
     group: int = 8
     precision: str = "ieee"
@@ -132,7 +131,7 @@ class _Block:
 class _Emitter:
     def __init__(self, p: Program, k: Kernel, form: Form, used: set[str], name: str) -> None:
         self.program, self.k, self.form, self.used, self.name = p, k, form, used, name
-        self.layout = Layout(k, form.rows)
+        self.layout = Layout(k)
         self.names = Names((*RESERVED, *(b.name for b in self.layout.blocks)))
         self.ids: dict[tuple[str, str], str] = {}
         self.arguments: dict[str, Argument] = {}

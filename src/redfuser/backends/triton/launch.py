@@ -63,7 +63,7 @@ class Launcher:
 
     def source(self, wide: bool) -> tuple[Source, Any]:
         if wide not in self._forms:
-            form = Form(self.form.rows, wide, self.form.group, self.form.precision)
+            form = Form(wide, self.form.group, self.form.precision)
             made = emit(self.program, form)
             self._forms[wide] = made, load(made.text, self.directory)
         return self._forms[wide]

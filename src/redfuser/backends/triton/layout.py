@@ -9,6 +9,7 @@ operand. A block's length is a power of two; an axis that is whole in a tile is 
 from __future__ import annotations
 
 import keyword
+import math
 from collections.abc import Iterator
 from dataclasses import dataclass
 
@@ -81,7 +82,7 @@ class Block:
 class Layout:
     """The dimensions of one kernel. Axes that are one position at a time have none."""
 
-    def __init__(self, k: Kernel, rows: int) -> None:
+    def __init__(self, k: Kernel) -> None:
         self.kernel = k
         names = Names(RESERVED)
         self.names = {t.axis: names.new(t.axis.name) for t in k.axes}
@@ -91,7 +92,7 @@ class Layout:
         self.row: Dim | None = None
         self.dots = [s for s in walk(k.body) if isinstance(s, Dot)]
         values = [v for s in walk(k.body) for v in outputs_of(s)]
-        self._rows(k, rows)
+        self._rows(k)
         groups = _together(k, self.dots, values)
         for t in k.axes:
             if t.axis in self.dims or t.role in (Role.BATCH, Role.ROW):
@@ -100,8 +101,9 @@ class Layout:
                 continue
             self._axis(t, groups.get(t.axis, (t.axis,)))
 
-    def _rows(self, k: Kernel, rows: int) -> None:
+    def _rows(self, k: Kernel) -> None:
         axes = tuple(t.axis for t in k.grid if t.role is Role.ROW)
+        rows = power(math.prod(t.block or 1 for t in k.grid if t.role is Role.ROW))
         total = product(as_int(a.size) for a in axes)
         matrix = any(self._rowed(s, frozenset(axes)) for s in self.dots)
         if total.value is not None:
