@@ -30,7 +30,7 @@ from typing import TypeAlias
 from redfuser.settings import Options
 
 log = logging.getLogger("redfuser")
-Json: TypeAlias = "None | bool | int | float | str | Sequence[Json] | Mapping[str, Json]"
+Json: TypeAlias = "bool | int | float | str | Sequence[Json] | Mapping[str, Json] | None"
 
 _FORMAT = 1  # of the files; another format lives in another folder, so that two versions never read each other's
 _MAGIC = b"redfuser"

@@ -7,11 +7,15 @@ from __future__ import annotations
 
 import math
 import statistics
+import sys
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import Generic, Protocol, TypeVar
+from typing import TYPE_CHECKING, Generic, Protocol, TypeVar
+
+if TYPE_CHECKING:
+    import rich.progress
 
 C = TypeVar("C")
 Timer = Callable[[Callable[[], None]], float]
@@ -173,3 +177,40 @@ def _best(entrants: Sequence[_Entrant[C]]) -> C | None:
         dropped = [e for e in entrants if e.times]
         return min(dropped, key=lambda e: e.times[0]).candidate if dropped else None
     return next(c for c, t in finished if t is not None and t <= TIE * fastest)
+
+
+@contextmanager
+def progress_bar(what: str, *, after: float = 1.0, clock: Callable[[], float] = time.monotonic) -> Iterator[Progress]:
+    """A bar on stderr while tuning lasts longer than ``after`` seconds, and only where stderr is a terminal.
+
+    It is drawn when it is told of progress, by nobody else: there is no thread to leave behind.
+    """
+    start, bar, task = clock(), None, None
+
+    def show(tried: int, total: int, best: float | None) -> None:
+        nonlocal bar, task
+        if bar is None or task is None:
+            if clock() - start < after or sys.stderr is None or not sys.stderr.isatty():
+                return
+            bar, task = _bar(what)
+        said = "" if best is None else f"best {best:,.1f} µs"
+        bar.update(task, completed=tried, total=total, best=said)
+        bar.refresh()
+
+    try:
+        yield show
+    finally:
+        if bar is not None:
+            bar.stop()
+
+
+def _bar(what: str) -> tuple[rich.progress.Progress, rich.progress.TaskID]:
+    from rich.console import Console
+    from rich.progress import BarColumn, MofNCompleteColumn, TextColumn
+    from rich.progress import Progress as Bar
+
+    columns = TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TextColumn("{task.fields[best]}")
+    bar = Bar(*columns, console=Console(stderr=True), auto_refresh=False, transient=True)
+    task = bar.add_task(what, total=None, best="")
+    bar.start()
+    return bar, task
