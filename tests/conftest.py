@@ -9,6 +9,12 @@ import pytest
 import torch
 
 
+@pytest.fixture(autouse=True, scope="session")
+def _own_cache(tmp_path_factory):
+    """What the tests tune and compile, in this process and those it starts, stays out of the user's cache."""
+    os.environ["REDFUSER_CACHE_DIR"] = str(tmp_path_factory.mktemp("cache"))
+
+
 @pytest.fixture(autouse=True)
 def _fresh_dynamo():
     torch.set_num_threads(1)

@@ -88,3 +88,54 @@ def test_doctor():
     code, out, err = run("doctor")
     assert code == 0, out + err
     assert "capture and algebra" in out and "reference backend" in out and "FAIL" not in out
+
+
+@pytest.fixture
+def cache(tmp_path, monkeypatch):
+    from redfuser.runtime.cache import Cache
+
+    monkeypatch.setenv("REDFUSER_CACHE_DIR", str(tmp_path / "cache"))
+    return Cache(tmp_path / "cache", 2**30)
+
+
+def test_cache_lists_verifies_and_clears(cache):
+    from redfuser.runtime.cache import key_of
+
+    assert run("cache")[:2] == (0, f"0 entries, 0 B of at most 1.0 GiB, in {cache.directory}\n")
+    a, b = key_of("a"), key_of("b")
+    cache.put(a, b"x" * 2000, "kernel of [p_max, p_sum] for cuda:90")
+    cache.put(b, b"y", "choice")
+    code, out, err = run("cache", "list")
+    assert code == 0, err
+    head, titles, *rows = out.splitlines()
+    assert head.startswith("2 entries, 2.1 KiB") and titles.split() == ["key", "what", "size", "last", "used"]
+    assert [r.split()[0] for r in rows] == [b[:12], a[:12]], "the most recently used first"
+    assert "kernel of [p_max, p_sum] for cuda:90" in rows[1] and "2.1 KiB" in rows[1] and "now" in rows[1]
+
+    assert run("cache", "verify")[:2] == (0, f"2 sound, 0 damaged, in {cache.directory}\n")
+    path = next(cache.directory.rglob(f"{a}.entry"))
+    path.write_bytes(path.read_bytes()[:-1])
+    code, out, err = run("cache", "verify")
+    assert code == 1 and f"{a[:12]}  its checksum does not match its content: removed" in out
+    assert "1 sound, 1 damaged" in out and not path.exists()
+
+    assert run("cache", "clear")[:2] == (0, f"removed 1 entry from {cache.directory}\n")
+    assert cache.entries() == []
+
+
+@pytest.mark.parametrize(
+    "number, text", [(0, "0 B"), (1023, "1023 B"), (1024, "1.0 KiB"), (2**20 - 1, "1.0 MiB"), (5 * 2**40, "5120.0 GiB")]
+)
+def test_sizes_for_a_reader(number, text):
+    from redfuser.cli.cache import size
+
+    assert size(number) == text
+
+
+@pytest.mark.parametrize(
+    "seconds, text", [(-5, "now"), (59, "now"), (60, "1 min ago"), (7300, "2 h ago"), (2e5, "2 d ago")]
+)
+def test_ages_for_a_reader(seconds, text):
+    from redfuser.cli.cache import ago
+
+    assert ago(seconds) == text

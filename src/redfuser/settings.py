@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import dataclasses
 import os
+import re
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from contextvars import ContextVar
@@ -26,6 +27,34 @@ class Rest(Name):
     EAGER = "eager"
 
 
+class Backend(Name):
+    """What runs the tile program of a cascade."""
+
+    AUTO = "auto"
+    TRITON = "triton"
+    REFERENCE = "reference"
+
+
+class Tune(Name):
+    """How much is measured before one of several tile programs is chosen."""
+
+    OFF = "off"
+    FAST = "fast"
+    FULL = "full"
+
+
+_BACKEND = (
+    "what runs a fused cascade: `auto` lets the device of the tensors decide, `triton` prints kernels for a GPU, "
+    "`reference` runs tile by tile with PyTorch's operations on any device"
+)
+_TARGET = (
+    "the machine that is compiled for: empty for the one at hand, `cuda:90` for a compute capability, `hip:gfx942` for "
+    "an architecture of AMD"
+)
+_TUNE = (
+    "what is measured before a choice: `off` trusts the cost model, `fast` measures at most 8 candidates within 10 s, "
+    "`full` measures all that the model does not rule out"
+)
 _STRATEGY = (
     "how a cascade runs: `auto` lets the cost decide, the others force: `whole` (the axis in one tile), `single` (one "
     "segment streams it), `multi` (segments joined by a merge), `unfused`"
@@ -37,6 +66,10 @@ class Options:
     """The settings of one fused function. Unknown names and values raise ``UnknownOptionError``."""
 
     strategy: Annotated[Strategy, _STRATEGY] = Strategy.AUTO
+    backend: Annotated[Backend, _BACKEND] = Backend.AUTO
+    target: Annotated[str, _TARGET] = ""
+    tune: Annotated[Tune, _TUNE] = Tune.FAST
+    deterministic: Annotated[bool, "choose without looking at timings, so that every run chooses the same"] = False
     segments: Annotated[
         int, "segments of the axis; more than 1 makes `auto` choose `multi`; 0 lets the cost decide"
     ] = 0
@@ -46,12 +79,17 @@ class Options:
     fuse_rounding: Annotated[bool, "fuse through rounding to integers; results may differ by one step"] = False
     rest: Annotated[Rest, "what runs the part of the graph that is not fused"] = Rest.INDUCTOR
     recompile_limit: Annotated[int, "compilations of one function before it runs unfused"] = 64
+    cache_dir: Annotated[
+        str, "folder of tuned choices and compiled kernels; empty for `redfuser` in the user's cache folder"
+    ] = ""
+    cache_limit: Annotated[int, "bytes the cache folder may take; 0 keeps nothing"] = 2**30
     strict: Annotated[bool, "raise internal errors instead of running unfused with a warning"] = False
     enabled: Annotated[bool, "False runs the function as it was written"] = True
 
     def __post_init__(self) -> None:
         for f in dataclasses.fields(self):
             object.__setattr__(self, f.name, _coerce(f.name, getattr(self, f.name), type(f.default)))
+        object.__setattr__(self, "target", _target(self.target))
 
     def replace(self, **overrides: object) -> Options:
         """A copy with some settings changed.
@@ -73,6 +111,10 @@ def _coerce(name: str, value: object, kind: type) -> object:
         allowed = [m.value for m in kind]
         hint = suggestion(str(value), allowed)
         raise UnknownOptionError(f"{name}={value!r}: expected one of {', '.join(allowed)}.{hint}")
+    if kind is str:
+        if isinstance(value, str | os.PathLike):
+            return os.fspath(value)
+        raise UnknownOptionError(f"{name}={value!r}: expected a text.")
     if kind is bool:
         if isinstance(value, str) and value.lower() in ("0", "1", "true", "false"):
             return value.lower() in ("1", "true")
@@ -88,6 +130,20 @@ def _coerce(name: str, value: object, kind: type) -> object:
     if number < 0:
         raise UnknownOptionError(f"{name}={value!r}: expected a number that is not negative.")
     return number
+
+
+def _target(value: str) -> str:
+    name = value.strip().lower()
+    if name and not re.fullmatch(r"cuda:[1-9]\d{1,2}|hip:gfx[0-9a-f]{3,4}", name):
+        hint = suggestion(name, _TARGETS)
+        raise UnknownOptionError(
+            f"target={value!r}: expected cuda:<compute capability> or hip:<architecture>, such as "
+            f"{' or '.join(_TARGETS)}, or nothing for the machine at hand.{hint}"
+        )
+    return name
+
+
+_TARGETS = ("cuda:80", "cuda:90", "cuda:100", "hip:gfx942")
 
 
 def _check_names(given: Mapping[str, object]) -> None:

@@ -1,4 +1,4 @@
-"""The command line: ``redfuser explain | demo | doctor``."""
+"""The command line: ``redfuser explain | demo | doctor | cache``."""
 
 from redfuser.cli.main import main
 

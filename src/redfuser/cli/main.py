@@ -8,9 +8,11 @@ from typing import Annotated
 
 import typer
 
+from redfuser.cli.cache import app as cache_app
 from redfuser.errors import RedfuserError
 
 app = typer.Typer(no_args_is_help=True, add_completion=False, pretty_exceptions_enable=False)
+app.add_typer(cache_app, name="cache")
 
 
 @app.callback()

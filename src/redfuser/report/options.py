@@ -27,7 +27,8 @@ def page() -> str:
         if issubclass(kind, Enum):
             values, default = ", ".join(f"`{m.value}`" for m in kind), f"`{f.default.value}`"
         else:
-            values, default = {bool: "true or false", int: "a whole number"}[kind], f"`{f.default}`"
+            values = {bool: "true or false", int: "a whole number", str: "a text"}[kind]
+            default = f"`{f.default}`" if f.default != "" else "empty"
         rows.append(f"| `{f.name}` | {values} | {default} | {doc} |")
     return _HEAD + "\n".join(rows) + "\n"
 

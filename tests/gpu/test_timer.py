@@ -1,0 +1,56 @@
+"""The timer of a GPU: what it says is the device's time. Skipped where there is no CUDA or ROCm device."""
+
+import time
+
+import pytest
+import torch
+
+pytestmark = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
+
+
+def warm(fn):
+    from redfuser.runtime.timers import cuda_timer
+
+    fn()
+    torch.cuda.synchronize()
+    return cuda_timer(fn)
+
+
+def test_launching_is_not_in_it():
+    x = torch.zeros(1024, device="cuda")
+
+    def slow_to_launch():
+        until = time.perf_counter() + 200e-6
+        while time.perf_counter() < until:
+            pass
+        x.add_(1)
+
+    assert warm(slow_to_launch) < 50
+
+
+def test_twice_the_work_takes_twice_as_long():
+    small, large = (torch.empty(n * 2**26, dtype=torch.int32, device="cuda") for n in (1, 2))
+    ratio = warm(large.zero_) / warm(small.zero_)
+    assert 1.6 < ratio < 2.4
+
+
+def test_it_agrees_with_a_long_run():
+    x = torch.randn(4096, 4096, device="cuda")
+    one = warm(lambda: x @ x)
+    start, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
+    start.record()
+    for _ in range(20):
+        x @ x
+    end.record()
+    end.synchronize()
+    assert one == pytest.approx(start.elapsed_time(end) * 1000 / 20, rel=0.3)
+
+
+def test_inputs_come_from_memory(monkeypatch):
+    """What fits in the L2 cache takes longer than when the timer does not flush it."""
+    from redfuser.runtime import timers
+
+    x = torch.zeros(torch.cuda.get_device_properties(0).L2_cache_size // 4 // 4, device="cuda")
+    cold = warm(lambda: x.add_(1))
+    monkeypatch.setattr(timers, "_flush_buffer", lambda: torch.empty(256, dtype=torch.int32, device="cuda"))
+    assert cold > 1.05 * warm(lambda: x.add_(1))
