@@ -15,7 +15,8 @@ class Unsupported(Exception):
 class Schedule:
     """``row``: positions of all row axes together in a tile; ``tile``: of the cascade axis; ``column``: of each column
     axis (None: whole); ``segments``: pieces of the cascade axis, for MULTI; ``merge_row`` and ``merge_column``: the
-    blocks in which their partial states are joined (None: as before)."""
+    blocks in which their partial states are joined (None: as before); ``warps`` and ``stages``: what a GPU's compiler
+    is told, threads by 32 and loads in flight."""
 
     strategy: Strategy
     row: int = 64
@@ -24,3 +25,5 @@ class Schedule:
     segments: int = 1
     merge_row: int | None = None
     merge_column: int | None = None
+    warps: int = 4
+    stages: int = 2

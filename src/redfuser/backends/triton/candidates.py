@@ -1,0 +1,171 @@
+"""Schedules worth measuring for a region, the best by the model first."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import replace
+
+from redfuser.algebra.nodes import Derivation
+from redfuser.backends.triton.layout import power
+from redfuser.backends.triton.resources import Estimate, Machine, microseconds
+from redfuser.index.ints import Axis, as_int
+from redfuser.regions.nodes import Region
+from redfuser.tile import roles
+from redfuser.tile.build import build
+from redfuser.tile.nodes import Program, Role, Strategy
+from redfuser.tile.strategy import Schedule, Unsupported
+
+LONGEST_WHOLE = 16384
+LONGEST_WHOLE_DOT = 512
+MOST = 48  # schedules that the model looks at
+
+
+class Shape:
+    """The lengths of a region that a schedule depends on."""
+
+    def __init__(self, region: Region, derivation: Derivation, sizes: Mapping[str, int]) -> None:
+        def count(axes: Iterable[Axis]) -> int:
+            total = 1
+            for a in axes:
+                n = as_int(a.size)
+                total *= n.evaluate({s: sizes.get(s.name, s.hint) for s in n.sizes()})
+            return total
+
+        frame = roles.frame(region, derivation)
+        self.length = count([region.problem.axis])
+        self.rows = count(a for a, r in frame.kept.items() if r is Role.ROW)
+        self.batch = count(a for a, r in frame.kept.items() if r is Role.BATCH)
+        columns = [a for a, r in frame.kept.items() if r is Role.COLUMN]
+        self.columns = count(columns)
+        self.column = max((count([a]) for a in columns), default=1)
+        spans = list(roles.operand_spans(region, derivation))
+        row_axes = {a for a, r in frame.kept.items() if r is Role.ROW}
+        self.matrix = any((a & row_axes) ^ (b & row_axes) for a, b in spans) and self.rows > 1
+        self.swept = any(region.problem.axis in r.axes for r in region.results)
+        self.listed = any(s.k is not None for s in region.problem.stages)
+
+
+def candidates(
+    region: Region, derivation: Derivation, sizes: Mapping[str, int], machine: Machine, *,
+    strategy: Strategy = Strategy.AUTO, tile: int = 0, segments: int = 0, across: bool = False,
+) -> list[Schedule]:  # fmt: skip
+    """Schedules that fit the machine, by the time the model gives them. Options that are set hold for all of them.
+
+    ``across``: neighbouring elements in memory lie along the rows, not along the cascade axis.
+    """
+    shape = Shape(region, derivation, sizes)
+    kinds = _dots(shape) if shape.matrix else _rows(shape, across)
+    timed: list[tuple[float, int, Schedule]] = []
+    programs: dict[Schedule, Program] = {}
+    seen: set[Schedule] = set()
+    for n, s in enumerate(itertools.islice(_forced(kinds, shape, machine, strategy, tile, segments), 4 * MOST)):
+        if s in seen or len(seen) >= MOST:
+            continue
+        seen.add(s)
+        plain = replace(s, warps=0, stages=0)
+        try:
+            if plain not in programs:
+                programs[plain] = build(region, derivation, plain)
+            time = _time(programs[plain], s, sizes, machine)
+        except Unsupported:
+            continue
+        if time is not None:
+            timed.append((time, n, s))
+    timed.sort(key=lambda x: x[:2])
+    return [s for _, _, s in timed]
+
+
+def _time(p: Program, s: Schedule, sizes: Mapping[str, int], machine: Machine) -> float | None:
+    total = 0.0
+    for k in p.kernels:
+        one = microseconds(Estimate(k, sizes, s.warps, s.stages).need(), machine, s.warps)
+        if one is None:
+            return None
+        total += one
+    return total
+
+
+def _forced(
+    kinds: Iterator[Schedule], shape: Shape, machine: Machine, strategy: Strategy, tile: int, segments: int
+) -> Iterator[Schedule]:
+    for s in kinds:
+        if tile:
+            s = replace(s, tile=max(16, power(tile)))
+        programs = shape.batch * -(-shape.rows // s.row) * (1 if s.column is None else -(-shape.column // s.column))
+        tiles = -(-shape.length // s.tile)
+        wanted: list[Strategy] = []
+        if strategy is not Strategy.AUTO:
+            wanted = [strategy]
+        else:
+            longest = LONGEST_WHOLE_DOT if shape.matrix else LONGEST_WHOLE
+            if shape.length <= longest and not tile and segments < 2:
+                wanted.append(Strategy.WHOLE)
+            if segments < 2 and not (shape.length <= 256 and not shape.matrix):
+                wanted.append(Strategy.SINGLE)
+            if tiles > 1 and (segments > 1 or programs < 2 * machine.processors):
+                wanted.append(Strategy.MULTI)
+        for w in wanted:
+            if w is Strategy.MULTI:
+                for n in [segments] if segments else _segments(programs, tiles, machine):
+                    yield replace(s, strategy=w, segments=n, merge_row=1, merge_column=_merge_column(shape))
+            elif w is Strategy.WHOLE:
+                yield replace(s, strategy=w, tile=128)
+            else:
+                yield replace(s, strategy=w)
+
+
+def _merge_column(shape: Shape) -> int | None:
+    return 128 if shape.columns > 128 else None
+
+
+def _segments(programs: int, tiles: int, machine: Machine) -> list[int]:
+    """Numbers of segments that fill the machine once, twice and four times."""
+    found = []
+    for times in (1, 2, 4):
+        n = min(tiles, max(2, round(times * machine.processors / programs)), 512)
+        if n > 1 and n not in found:
+            found.append(n)
+    return found or [2]
+
+
+def _dots(shape: Shape) -> Iterator[Schedule]:
+    """Tiles for cascades with matrix products."""
+    row_sizes = [r for r in (128, 64, 256, 32, 16) if r <= max(16, power(shape.rows))]
+    if shape.columns > 512:
+        for row, tile, column, warps, stages in (
+            (128, 64, 128, 8, 3), (128, 64, 128, 4, 3), (128, 64, 256, 8, 3), (64, 64, 128, 4, 3), (128, 32, 128, 8, 4),
+            (64, 128, 128, 4, 3), (16, 128, 64, 4, 4), (16, 64, 128, 4, 4), (32, 128, 64, 4, 3), (128, 128, 128, 8, 2),
+        ):  # fmt: skip
+            if row in row_sizes:
+                yield Schedule(Strategy.SINGLE, row, tile, column, warps=warps, stages=stages)
+        return
+    for row, tile, warps, stages in (
+        (64, 64, 4, 3), (128, 64, 8, 3), (256, 64, 8, 3), (128, 64, 4, 2), (128, 128, 8, 2), (128, 64, 4, 3), (128, 32, 4, 3),
+        (64, 128, 4, 2), (64, 32, 4, 3), (64, 64, 8, 2), (128, 32, 8, 3), (64, 64, 4, 2), (64, 32, 4, 2), (16, 64, 4, 3),
+        (16, 128, 4, 3), (16, 128, 8, 3), (16, 64, 2, 4), (32, 64, 4, 3), (32, 128, 4, 2), (16, 32, 4, 4), (16, 256, 8, 2),
+    ):  # fmt: skip
+        if row in row_sizes:
+            yield Schedule(Strategy.SINGLE, row, tile, None, warps=warps, stages=stages)
+
+
+def _rows(shape: Shape, across: bool) -> Iterator[Schedule]:
+    """Tiles for reductions of rows: a few rows of many elements, or the other way where the rows are contiguous."""
+    length = power(shape.length)
+    if across:
+        for row, tile, warps in ((128, 32, 4), (64, 64, 4), (128, 64, 8), (256, 16, 4), (64, 32, 4), (32, 128, 4)):
+            yield Schedule(Strategy.SINGLE, row, tile, 64 if shape.columns > 64 else None, warps=warps, stages=3)
+        return
+    column = min(64, power(shape.column)) if shape.columns > 1 else None
+    room = max(1, 16384 // (column or 1))
+    for tile, warps, stages in ((4096, 8, 2), (2048, 4, 3), (8192, 8, 2), (4096, 4, 2), (8192, 16, 2), (1024, 4, 3), (16384, 16, 1)):
+        if tile > room:
+            continue
+        tile = max(16, min(tile, length))
+        for elements in (4096, 1024, 16384):
+            row = max(1, min(elements // min(length, tile), power(shape.rows), 64)) if tile >= length else 1
+            yield Schedule(Strategy.SINGLE, row, tile, column, warps=warps, stages=stages)
+    for row, warps in ((1, 4), (1, 8), (1, 16), (4, 4), (1, 1), (1, 2), (8, 4), (16, 4), (32, 4), (64, 4)):
+        if row <= shape.rows and length * row <= 32768 and length * row >= 128:
+            yield Schedule(Strategy.SINGLE, row, min(length, room), column, warps=warps, stages=2)
+
