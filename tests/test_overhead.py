@@ -2,6 +2,7 @@
 
 import logging
 import statistics
+import sys
 import time
 
 import pytest
@@ -13,7 +14,6 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 import redfuser
 from redfuser.backends import reference
-from redfuser.frontend import direct as direct_calls
 from redfuser.frontend.region_op import Entry
 
 FORCED = {"rest": "eager", "strategy": "single", "tile": 16, "strict": True}
@@ -39,34 +39,15 @@ def qkv(n=5, m=20, d=8):
 
 @pytest.fixture
 def ways(monkeypatch):
-    """How each region was entered: "direct", or "operator" through the dispatcher."""
-    seen = []
-    run = Entry.run
-    operator = torch.ops.redfuser.region.default
+    """How each region was entered: "direct", or "operator" through the dispatcher. Told by the module that calls."""
+    seen, run = [], Entry.run
 
     def counted(self, inputs, sizes):
-        seen.append("direct")
+        caller = sys._getframe(1).f_globals["__name__"].rpartition(".")[2]
+        seen.append({"direct": "direct", "region_op": "operator"}[caller])
         return run(self, inputs, sizes)
 
-    class Counting:
-        """Stands for the operator where direct calls fall back on it."""
-
-        def __call__(self, *args):
-            before = len(seen)
-            out = operator(*args)
-            del seen[before:]
-            seen.append("operator")
-            return out
-
-    function = direct_calls._function
-
-    def patched(handle):
-        with pytest.MonkeyPatch.context() as patch:
-            patch.setattr(torch.ops.redfuser.region, "default", Counting())
-            return function(handle)
-
     monkeypatch.setattr(Entry, "run", counted)
-    monkeypatch.setattr(direct_calls, "_function", patched)
     return seen
 
 
@@ -81,6 +62,26 @@ def test_a_lone_region_is_called_directly(fn, gradients, rest, ways):
     assert ways == ["direct"]
     assert_close(got, fn(*double(args)), like=want)
     assert got.stride() == want.stride() and not got.requires_grad
+
+
+def test_regions_beside_each_other_are_called_directly(ways):
+    def fn(x, y):
+        return x.softmax(-1).mT, (y - y.mean(-1, keepdim=True)).square().sum(-1)
+
+    args = rnd(4, 20), rnd(4, 30)
+    got = redfuser.fuse(fn, **FORCED)(*args)
+    assert_close(got, fn(*double(args)))
+    assert got[0].stride() == fn(*args)[0].stride()
+    assert ways == ["direct"] * 2
+
+
+def test_a_region_beside_something_else_is_an_operator(ways):
+    def fn(x, w):
+        return (x.cumsum(-1).softmax(-1) @ w).cumsum(-1)
+
+    args = rnd(4, 20), rnd(20, 3)
+    assert_close(redfuser.fuse(fn, **FORCED)(*args), fn(*double(args)))
+    assert set(ways) == {"operator"}
 
 
 def test_lengths_are_those_of_the_call(ways):

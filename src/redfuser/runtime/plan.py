@@ -25,8 +25,8 @@ Sizes = Mapping[str, int]
 Prepared = Callable[[Sequence[Tensor]], list[Tensor]]
 """A tile program at fixed lengths: the program's input tensors in their order in, its outputs in their order out.
 
-Inputs come with any strides and of the device they lie on. Nothing that a later call changes may share memory with an
-output. Called from any thread, on the stream current at the call.
+Inputs come with any strides, on one device, which need not be the current one; a CPU scalar may stand among them. Nothing
+that a later call changes may share memory with an output. It may be called from several threads, on any stream.
 """
 
 REMEMBERED = 1024  # combinations of lengths that a plan keeps ready
@@ -61,9 +61,9 @@ class Plan:
         """The results, or None when this call is better run unfused."""
         if self._failed:
             return None
-        key = tuple([sizes[n] for n in self._names])
+        key, ready = tuple([sizes[n] for n in self._names]), self._ready
         try:
-            prepared = self._ready[key] if key in self._ready else self._prepare(key, sizes)
+            prepared = ready[key] if key in ready else self._prepare(key, sizes)
             return None if prepared is None else prepared(inputs)
         except Exception:
             if self.options.strict:
