@@ -397,8 +397,8 @@ def _per_call(fn, args, calls=300):
 def test_overhead(monkeypatch, gradients, dynamic):
     """A kernel that takes no time: a fused call against what Dynamo needs to enter a graph of one operation.
 
-    Measured in turns, since other processes share the machine. Through the dispatcher and with results checked by views
-    of them, the call took more than four times as long as this one.
+    Measured in turns, since other processes share the machine. The ratio is about 1.3, and was above 3 when every call
+    went through the dispatcher.
     """
     args, out = qkv(), torch.empty(2, 5, 8)
     monkeypatch.setattr(reference, "prepare", lambda program, sizes: lambda inputs: [torch.empty_like(out)])
@@ -411,4 +411,36 @@ def test_overhead(monkeypatch, gradients, dynamic):
         for fn in (fused, trivial):
             _per_call(fn, args, 20)
         ratios = [_per_call(fused, args) / _per_call(trivial, args) for _ in range(9)]
-    assert statistics.median(ratios) < 3.5, ratios
+    assert statistics.median(ratios) < 2.5, ratios
+
+
+def test_the_limit_of_compilations_before_torch_2_13(monkeypatch):
+    """Set around compilations alone; the limit in force elsewhere stays the user's."""
+    from redfuser import api
+
+    monkeypatch.setattr(api, "_takes_limit", lambda: False)
+    config = torch._dynamo.config
+
+    def many(x):
+        return x.softmax(-1)
+
+    fused = redfuser.fuse(many, **FORCED, recompile_limit=20)
+    for rank in range(1, 13):
+        x = rnd(*[2] * rank)
+        assert_close(fused(x), x.double().softmax(-1))
+    assert fused._compiled.variants == 12 > config.recompile_limit == 8
+    few = redfuser.fuse(lambda x: x.softmax(-1), **FORCED, recompile_limit=2)
+    with pytest.warns(UserWarning, match="recompile_limit"):
+        for rank in range(1, 5):
+            x = rnd(*[3] * rank)
+            assert_close(few(x), x.double().softmax(-1))
+    assert few._compiled.variants == 2
+    head = torch.nn.Sequential(torch.nn.Linear(8, 8), torch.nn.Softmax(-1))
+    with torch.no_grad():
+        assert_close(redfuser.fuse(head, **FORCED)(x := rnd(4, 8)), head(x).double())
+
+    def no_more(*args, **kwargs):
+        raise AssertionError("a compiled call changed the configuration")
+
+    monkeypatch.setattr(type(config), "patch", no_more)
+    assert_close(fused(x), x.double().softmax(-1))
