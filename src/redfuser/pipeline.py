@@ -54,7 +54,7 @@ def plan_cut(cut: Cut, options: Options) -> Planned | str:
     if any(a.size.value == 0 for i in region.program.inputs for a in i.axes):
         return "a tensor is empty, which leaves nothing to fuse"
     derivation = derive_checked(region.problem, exact_casts=options.exact_casts, fuse_rounding=options.fuse_rounding)
-    return Planned(cut, region, derivation, Plan(region, derivation, options, reference.run))
+    return Planned(cut, region, derivation, Plan(region, derivation, options, reference))
 
 
 def analyse(capture: Capture, function: str, options: Options) -> Analysis:

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import itertools
 import math
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 import torch
@@ -50,6 +50,16 @@ from redfuser.tile.nodes import (
 )
 
 BUDGET = 3 * 2**20
+
+
+def prepare(program: Program, sizes: Mapping[str, int]) -> Callable[[Sequence[Tensor]], list[Tensor]]:
+    """The program at these lengths as a function of its input tensors, in their order."""
+    names, lengths = [t.name for t in program.of(Kind.INPUT)], dict(sizes)
+
+    def prepared(inputs: Sequence[Tensor]) -> list[Tensor]:
+        return run(program, dict(zip(names, inputs, strict=True)), lengths)
+
+    return prepared
 
 
 def run(program: Program, inputs: Mapping[str, Tensor], sizes: Mapping[str, int]) -> list[Tensor]:

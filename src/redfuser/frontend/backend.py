@@ -17,7 +17,8 @@ from typing import Any, Literal, cast
 import torch
 import torch.fx as fx
 
-from redfuser.frontend.functional import NotFunctional, functional
+from redfuser.frontend.direct import direct
+from redfuser.frontend.functional import NotFunctional, functional, lookup
 from redfuser.frontend.kinds import is_size, is_view
 from redfuser.frontend.lower import Lowered, TooDeep, lower
 from redfuser.frontend.partition import Cut, extract
@@ -44,6 +45,8 @@ def make_backend(
     """
 
     def backend(gm: fx.GraphModule, example_inputs: list[Any]) -> Compiled:
+        if _is_meta(example_inputs):
+            return gm.forward  # shapes alone: nothing is launched
         try:
             fused = rewrite(gm, example_inputs, choose)
         except Mistaken:
@@ -56,8 +59,8 @@ def make_backend(
         if fused is None:
             return hand_over(gm, example_inputs, rest)
         try:
-            if _only_regions(fused) and not _records_gradients(example_inputs):
-                return _as_traced(fused, fused.forward)
+            if _only_regions(fused) and not _records_gradients(fused, example_inputs):
+                return _as_traced(fused, direct(fused).forward)
             with torch._C._DisableAutocast() if fused.meta["autocast"] else contextlib.nullcontext():
                 return _as_traced(fused, hand_over(fused, example_inputs, rest))
         except Exception:
@@ -72,7 +75,7 @@ def make_backend(
 def rewrite(gm: fx.GraphModule, example_inputs: Sequence[Any], choose: Choose) -> fx.GraphModule | None:
     """The functional graph with fused regions in it; None when nothing is fused. ``gm`` itself is not changed."""
     if any(_switches_gradients(n) for n in gm.graph.nodes):
-        if _records_gradients(example_inputs):
+        if _records_gradients(gm, example_inputs):
             # recomputing a region under autograd would differentiate what the user excluded
             log.info("a graph that switches gradients on or off inside is not fused while gradients are recorded")
             return None
@@ -179,5 +182,12 @@ def _only_regions(gm: fx.GraphModule) -> bool:
     )
 
 
-def _records_gradients(inputs: Sequence[Any]) -> bool:
-    return torch.is_grad_enabled() and any(isinstance(x, torch.Tensor) and x.requires_grad for x in inputs)
+def _is_meta(inputs: Sequence[Any]) -> bool:
+    return any(isinstance(x, torch.Tensor) and x.device.type == "meta" for x in inputs)
+
+
+def _records_gradients(gm: fx.GraphModule, inputs: Sequence[Any]) -> bool:
+    if not torch.is_grad_enabled():
+        return False
+    held = [lookup(gm, n.target) for n in gm.graph.nodes if n.op == "get_attr"]
+    return any(isinstance(x, torch.Tensor) and x.requires_grad for x in [*inputs, *held])

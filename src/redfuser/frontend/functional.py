@@ -68,7 +68,7 @@ def functional(gm: fx.GraphModule, example_inputs: Sequence[object]) -> fx.Graph
     exported.meta["autocast"] = make_casts_explicit(graph)
     for node, name in zip(placeholders, owned, strict=False):
         _to_attribute(graph, node, name)
-        _install(exported, name, _lookup(gm, name))
+        _install(exported, name, lookup(gm, name))
     exported.recompile()
     return exported
 
@@ -157,7 +157,8 @@ def _to_attribute(graph: fx.Graph, node: fx.Node, name: str) -> None:
     graph.erase_node(node)
 
 
-def _lookup(gm: torch.nn.Module, name: str) -> object:
+def lookup(gm: torch.nn.Module, name: str) -> object:
+    """The parameter, buffer or module that a dotted name of a graph's ``get_attr`` stands for."""
     found: object = gm
     for part in name.split("."):
         found = getattr(found, part)

@@ -24,12 +24,24 @@ Kernel = Callable[[list[torch.Tensor], dict[str, int]], list[torch.Tensor] | Non
 
 @dataclass(frozen=True)
 class Entry:
+    """What a handle stands for. Its results are the caller's own: see ``_owned``."""
+
     kernel: Kernel
     cut: Cut
+
+    def run(self, inputs: Sequence[torch.Tensor], sizes: Sequence[int]) -> list[torch.Tensor]:
+        """The results, without gradients: of the kernel, or of the sub-graph where the kernel leaves it."""
+        cut = self.cut
+        results = self.kernel(list(inputs), cut.sizes(inputs, sizes))
+        if results is None:
+            with torch.no_grad():
+                results = list(cut.module(*inputs, *sizes))
+        return _owned(results, inputs, cut.layouts)
 
 
 _entries: dict[str, Entry] = {}
 _lock = threading.Lock()
+_ROW_MAJOR = tuple(range(64))  # PyTorch allows no more dimensions
 
 
 def register(cut: Cut, kernel: Kernel) -> str:
@@ -56,27 +68,34 @@ _library.define("region(Tensor[] inputs, SymInt[] sizes, str handle) -> Tensor[]
 def _run(inputs: Sequence[torch.Tensor], sizes: Sequence[int], handle: str) -> list[torch.Tensor]:
     if any(x.is_meta for x in inputs):
         return _shapes_only(inputs, sizes, handle)
-    found = _entries[handle]
-    results = found.kernel(list(inputs), found.cut.sizes(inputs, sizes))
-    if results is None:
-        with torch.no_grad():
-            results = list(found.cut.module(*inputs, *sizes))
-    return _owned(results, inputs, found.cut.layouts)
+    return _entries[handle].run(inputs, sizes)
 
 
 def _owned(
     results: Sequence[torch.Tensor], inputs: Sequence[torch.Tensor], layouts: Sequence[tuple[int, ...]]
 ) -> list[torch.Tensor]:
-    """Dense results, laid out as the user's code does, that share no memory with an input or with each other."""
+    """Dense results, laid out as the user's code does, that share no memory with an input or with each other.
+
+    What a kernel has just allocated passes as it is: this stands in every call, so it asks only what is cheap.
+    """
     taken = {x.untyped_storage().data_ptr() for x in inputs}
     out: list[torch.Tensor] = []
     for r, layout in zip(results, layouts, strict=True):
-        r = r.detach()
-        if r.untyped_storage().data_ptr() in taken or not r.permute(layout).is_contiguous():
+        if r.requires_grad or r._is_view():
+            r = r.detach()
+        memory = r.untyped_storage().data_ptr()
+        if memory in taken or not _laid_out(r, layout):
             r = torch.empty_permuted(r.shape, layout, dtype=r.dtype, device=r.device).copy_(r)
-        taken.add(r.untyped_storage().data_ptr())
+            memory = r.untyped_storage().data_ptr()
+        taken.add(memory)
         out.append(r)
     return out
+
+
+def _laid_out(r: torch.Tensor, layout: tuple[int, ...]) -> bool:
+    if layout == _ROW_MAJOR[: len(layout)]:
+        return r.is_contiguous()
+    return r.permute(layout).is_contiguous()
 
 
 def _shapes_only(inputs: Sequence[torch.Tensor], sizes: Sequence[Any], handle: str) -> list[torch.Tensor]:

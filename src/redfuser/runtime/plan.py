@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 import threading
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Protocol
 
 from torch import Tensor
@@ -22,43 +22,66 @@ log = logging.getLogger("redfuser")
 Sizes = Mapping[str, int]
 
 
-class Runner(Protocol):
-    """What runs a tile program: inputs and symbolic sizes by name in, the results in order out."""
+Prepared = Callable[[Sequence[Tensor]], list[Tensor]]
+"""A tile program at fixed lengths: the program's input tensors in their order in, its outputs in their order out.
 
-    def __call__(self, program: Program, inputs: Mapping[str, Tensor], sizes: Sizes) -> list[Tensor]: ...
+Inputs come with any strides, on one device, which need not be the current one; a CPU scalar may stand among them. Nothing
+that a later call changes may share memory with an output. It may be called from several threads, on any stream.
+"""
+
+REMEMBERED = 1024  # combinations of lengths that a plan keeps ready
+
+
+class Backend(Protocol):
+    """What runs tile programs."""
+
+    def prepare(self, program: Program, sizes: Sizes) -> Prepared:
+        """All that depends on the program and its symbolic lengths alone, done once; the rest is done at each call."""
+        ...
 
 
 class Plan:
-    """Tile programs for one region, made when a call first needs them."""
+    """Tile programs for one region, made when a call first needs them, and kept ready for the lengths it had."""
 
-    def __init__(self, region: Region, derivation: Derivation, options: Options, runner: Runner) -> None:
+    def __init__(self, region: Region, derivation: Derivation, options: Options, backend: Backend) -> None:
         self.region = region
         self.derivation = derivation
         self.options = options
-        self._runner = runner
+        self._backend = backend
+        self._ready: dict[tuple[int, ...], Prepared | None] = {}
         self._decisions: dict[tuple[int, ...], Decision] = {}
         self._programs: dict[Schedule, Program] = {}
         self._failed = False
         self._lock = threading.Lock()
         self._sizes = region.program.sizes
+        self._names = tuple(s.name for s in self._sizes)
         self._lengths = tuple({a.size for i in region.program.inputs for a in i.axes} | {region.problem.axis.size})
 
     def __call__(self, inputs: Sequence[Tensor], sizes: Sizes) -> list[Tensor] | None:
         """The results, or None when this call is better run unfused."""
-        if self._failed or any(self._number(n, sizes) == 0 for n in self._lengths):
+        if self._failed:
             return None
-        decision = self.decide(sizes)
-        if decision.schedule is None:
-            return None
-        named = {i.name: x for i, x in zip(self.region.program.inputs, inputs, strict=True)}
+        key, ready = tuple([sizes[n] for n in self._names]), self._ready
         try:
-            return self._runner(self.program(decision.schedule), named, sizes)
+            prepared = ready[key] if key in ready else self._prepare(key, sizes)
+            return None if prepared is None else prepared(inputs)
         except Exception:
             if self.options.strict:
                 raise
             log.warning("a region runs unfused from now on: its tile program failed", exc_info=True)
             self._failed = True
             return None
+
+    def _prepare(self, key: tuple[int, ...], sizes: Sizes) -> Prepared | None:
+        """What runs at these lengths, remembered; None where that is the unfused program."""
+        prepared = None
+        if all(self._number(n, sizes) for n in self._lengths):
+            chosen = self.decide(sizes).schedule
+            prepared = None if chosen is None else self._backend.prepare(self.program(chosen), sizes)
+        if len(self._ready) >= REMEMBERED:
+            self._ready = {}
+        self._ready[key] = prepared
+        return prepared
 
     def decide(self, sizes: Sizes) -> Decision:
         """What runs at these lengths, and why. Lengths that are not given count as when the function was compiled."""
