@@ -15,6 +15,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 import redfuser
 from redfuser.backends import reference
 from redfuser.frontend.region_op import Entry
+from redfuser.runtime.engines import ReferenceEngine
 
 FORCED = {"rest": "eager", "strategy": "single", "tile": 16, "strict": True}
 
@@ -214,15 +215,20 @@ def test_a_program_that_cannot_be_prepared_runs_unfused(monkeypatch, caplog):
     def broken(*a):
         raise ValueError("does not compile")
 
-    monkeypatch.setattr(reference, "prepare", broken)
+    monkeypatch.setattr(ReferenceEngine, "prepare", broken)
     args = qkv()
     assert_close(redfuser.fuse(attention, **FORCED | {"strict": False})(*args), attention(*double(args)))
     assert "does not compile" in caplog.text
 
 
 def test_programs_are_prepared_once_for_each_length(monkeypatch):
-    seen, prepare = [], reference.prepare
-    monkeypatch.setattr(reference, "prepare", lambda p, sizes: seen.append(tuple(sizes.values())) or prepare(p, sizes))
+    seen, prepare = [], ReferenceEngine.prepare
+
+    def counted(engine, program, schedule, sizes):
+        seen.append(tuple(sizes.values()))
+        return prepare(engine, program, schedule, sizes)
+
+    monkeypatch.setattr(ReferenceEngine, "prepare", counted)
     fused = redfuser.fuse(attention, **FORCED)
     for m in (20, 33, 34, 33, 34, 20):
         fused(*qkv(5, m))
@@ -401,7 +407,9 @@ def test_overhead(monkeypatch, gradients, dynamic):
     went through the dispatcher.
     """
     args, out = qkv(), torch.empty(2, 5, 8)
-    monkeypatch.setattr(reference, "prepare", lambda program, sizes: lambda inputs: [torch.empty_like(out)])
+    monkeypatch.setattr(
+        ReferenceEngine, "prepare", lambda engine, program, schedule, sizes: lambda inputs: [torch.empty_like(out)]
+    )
     if dynamic:
         torch._dynamo.mark_dynamic(args[1], 1)
         torch._dynamo.mark_dynamic(args[2], 1)

@@ -14,6 +14,10 @@ class UnknownOptionError(RedfuserError, TypeError):
     """An option that does not exist, or a value it cannot take. The message says what is allowed."""
 
 
+class BackendError(RedfuserError):
+    """The backend that an option asks for is not installed or does not run here; the text says what would help."""
+
+
 class NotFusedError(RedfuserError, AssertionError):
     """``assert_fused`` found reductions that need more passes than allowed; the refusals are in the text."""
 

@@ -11,7 +11,6 @@ from torch import fx
 from redfuser.algebra.checked import derive_checked
 from redfuser.algebra.nodes import Derivation
 from redfuser.analysis import Analysis, Cascade
-from redfuser.backends import reference
 from redfuser.frontend.backend import Choice, make_backend
 from redfuser.frontend.capture import Capture
 from redfuser.frontend.lower import Lowered, TooDeep, lower
@@ -21,6 +20,7 @@ from redfuser.regions.build import build
 from redfuser.regions.find import Group, find
 from redfuser.regions.nodes import Region
 from redfuser.report.describe import describe
+from redfuser.runtime.engines import engine_for
 from redfuser.runtime.plan import Plan
 from redfuser.settings import Options, current
 
@@ -54,7 +54,7 @@ def plan_cut(cut: Cut, options: Options) -> Planned | str:
     if any(a.size.value == 0 for i in region.program.inputs for a in i.axes):
         return "a tensor is empty, which leaves nothing to fuse"
     derivation = derive_checked(region.problem, exact_casts=options.exact_casts, fuse_rounding=options.fuse_rounding)
-    return Planned(cut, region, derivation, Plan(region, derivation, options, reference))
+    return Planned(cut, region, derivation, Plan(region, derivation, options, engine_for(cut.device, options), cut))
 
 
 def analyse(capture: Capture, function: str, options: Options) -> Analysis:

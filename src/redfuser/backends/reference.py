@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import itertools
 import math
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 import torch
@@ -50,16 +50,6 @@ from redfuser.tile.nodes import (
 )
 
 BUDGET = 3 * 2**20
-
-
-def prepare(program: Program, sizes: Mapping[str, int]) -> Callable[[Sequence[Tensor]], list[Tensor]]:
-    """The program at these lengths as a function of its input tensors, in their order."""
-    names, lengths = [t.name for t in program.of(Kind.INPUT)], dict(sizes)
-
-    def prepared(inputs: Sequence[Tensor]) -> list[Tensor]:
-        return run(program, dict(zip(names, inputs, strict=True)), lengths)
-
-    return prepared
 
 
 def run(program: Program, inputs: Mapping[str, Tensor], sizes: Mapping[str, int]) -> list[Tensor]:
@@ -393,7 +383,7 @@ class _Execution:
     # -- arithmetic --------------------------------------------------------------------------------------------------
     def dot(self, s: Dot) -> Tensor:
         dtype = TORCH[s.out.dtype]
-        left, right = self.values[s.left].to(dtype), self.values[s.right].to(dtype)
+        left, right = self.spanning(s.left).to(dtype), self.spanning(s.right).to(dtype)
         p = self.plans.get(id(s))
         if p is None:
             p = self.plans[id(s)] = self.dot_plan(s, left, right)
@@ -409,6 +399,15 @@ class _Execution:
         rest = [d for d in range(self.rank) if d not in order]
         c = add.expand(target).permute(*order, *rest).reshape(*a.shape[:2], b.shape[2])
         return torch.baddbmm(c, a, b).view(full).permute(p.back)
+
+    def spanning(self, name: str) -> Tensor:
+        """A value as long as the tile along every axis that it spans: a choice between constants may be shorter."""
+        x = self.values[name]
+        shape = list(x.shape)
+        for a in self.spans[name]:
+            start, stop = self.range[a]
+            shape[self.dim[a]] = stop - start
+        return x if list(x.shape) == shape else x.expand(shape)
 
     def dot_plan(self, s: Dot, left: Tensor, right: Tensor) -> _DotPlan:
         over = tuple(self.dim[a] for a in s.over)

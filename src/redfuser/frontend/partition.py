@@ -9,6 +9,7 @@ from __future__ import annotations
 import operator
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from typing import Any
 
 import torch
@@ -28,6 +29,7 @@ from redfuser.frontend.kinds import (
 )
 from redfuser.frontend.lower import Lowered, lower
 from redfuser.frontend.origins import name_of
+from redfuser.frontend.unfused import Unfused
 from redfuser.frontend.values import hint_of, int_from_torch
 from redfuser.index.ints import Int
 from redfuser.index.nodes import Reduce
@@ -73,13 +75,43 @@ class Cut:
     def unfused(self, inputs: Sequence[torch.Tensor], sizes: Mapping[str, int]) -> list[torch.Tensor]:
         """The outputs, computed as the user wrote them. Takes what a kernel takes."""
         ints = [int_from_torch(n.meta["val"]) for n in self.ints]
-        return list(self.module(*inputs, *(n.evaluate({s: sizes[s.name] for s in n.sizes()}) for n in ints)))
+        return self.run(inputs, [n.evaluate({s: sizes.get(s.name, s.hint) for s in n.sizes()}) for n in ints])
+
+    @cached_property
+    def run(self) -> Unfused:
+        """The sub-graph as a function of its inputs and ints, without gradients."""
+        fixed = not self.ints and all(isinstance(n, int) for x in self.inputs for n in x.meta["val"].shape)
+        return Unfused(self.module, fixed and self.device.type == "cuda")
+
+    @property
+    def device(self) -> torch.device:
+        """Where it runs: a CPU scalar may stand among tensors of another device."""
+        values = [n.meta["val"] for n in self.inputs]
+        return max(values, key=lambda x: (x.device.type != "cpu", x.dim())).device if values else torch.device("cpu")
+
+    def examples(self, sizes: Mapping[str, int]) -> list[torch.Tensor]:
+        """Random inputs of the shapes, strides, dtypes and devices that were seen, at the given symbolic lengths."""
+        return [_like(n.meta["val"], sizes) for n in self.inputs]
 
     @property
     def shapes(self) -> tuple[tuple[Int, ...], ...]:
         """The shapes of the outputs over the program's sizes."""
         program = self.lowered.program
         return tuple(tuple(a.size for a in program[o.value].axes) for o in program.outputs)
+
+
+def _like(x: torch.Tensor, sizes: Mapping[str, int]) -> torch.Tensor:
+    """A tensor of the same kind with random numbers; integers, which may be indices, are 0."""
+
+    def number(n: Any) -> int:
+        i = int_from_torch(n)
+        return i.evaluate({s: sizes.get(s.name, s.hint) for s in i.sizes()})
+
+    shape, strides = [number(n) for n in x.shape], [number(n) for n in x.stride()]
+    out = torch.empty_strided(shape, strides, dtype=x.dtype, device=x.device)
+    if not x.dtype.is_floating_point:
+        return out.zero_()
+    return out.normal_() if x.dtype.itemsize > 1 else out.copy_(torch.randn(shape, device=x.device))
 
 
 def _layout(x: torch.Tensor) -> tuple[int, ...]:

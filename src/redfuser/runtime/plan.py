@@ -4,52 +4,42 @@ from __future__ import annotations
 
 import logging
 import threading
-from collections.abc import Callable, Mapping, Sequence
-from typing import Protocol
+from collections.abc import Sequence
+from dataclasses import replace
 
 from torch import Tensor
 
 from redfuser.algebra.nodes import Derivation
+from redfuser.algebra.print import show_derivation
 from redfuser.index.ints import Int
 from redfuser.regions.nodes import Region
-from redfuser.settings import Options
+from redfuser.runtime.cache import bucket
+from redfuser.runtime.choice import Request, measured, remembered
+from redfuser.runtime.engine import Engine, Prepared, Replaced, Sizes
+from redfuser.settings import Options, Tune
 from redfuser.tile.build import build
-from redfuser.tile.cost import Decision, choose, schedule
+from redfuser.tile.cost import Decision, cost, schedule
 from redfuser.tile.nodes import Program, Strategy
 from redfuser.tile.strategy import Schedule, Unsupported
 
 log = logging.getLogger("redfuser")
-Sizes = Mapping[str, int]
-
-
-Prepared = Callable[[Sequence[Tensor]], list[Tensor]]
-"""A tile program at fixed lengths: the program's input tensors in their order in, its outputs in their order out.
-
-Inputs come with any strides, on one device, which need not be the current one; a CPU scalar may stand among them. Nothing
-that a later call changes may share memory with an output. It may be called from several threads, on any stream.
-"""
-
 REMEMBERED = 1024  # combinations of lengths that a plan keeps ready
-
-
-class Backend(Protocol):
-    """What runs tile programs."""
-
-    def prepare(self, program: Program, sizes: Sizes) -> Prepared:
-        """All that depends on the program and its symbolic lengths alone, done once; the rest is done at each call."""
-        ...
 
 
 class Plan:
     """Tile programs for one region, made when a call first needs them, and kept ready for the lengths it had."""
 
-    def __init__(self, region: Region, derivation: Derivation, options: Options, backend: Backend) -> None:
+    def __init__(
+        self, region: Region, derivation: Derivation, options: Options, engine: Engine, replaced: Replaced
+    ) -> None:
         self.region = region
         self.derivation = derivation
         self.options = options
-        self._backend = backend
+        self.engine = engine
+        self._replaced = replaced
         self._ready: dict[tuple[int, ...], Prepared | None] = {}
         self._decisions: dict[tuple[int, ...], Decision] = {}
+        self._modelled: dict[tuple[int, ...], Decision] = {}
         self._programs: dict[Schedule, Program] = {}
         self._failed = False
         self._lock = threading.Lock()
@@ -76,30 +66,53 @@ class Plan:
         """What runs at these lengths, remembered; None where that is the unfused program."""
         prepared = None
         if all(self._number(n, sizes) for n in self._lengths):
-            chosen = self.decide(sizes).schedule
-            prepared = None if chosen is None else self._backend.prepare(self.program(chosen), sizes)
+            chosen = self.settle(sizes).schedule
+            prepared = None if chosen is None else self.engine.prepare(self.program(chosen), chosen, sizes)
         if len(self._ready) >= REMEMBERED:
             self._ready = {}
         self._ready[key] = prepared
         return prepared
 
     def decide(self, sizes: Sizes) -> Decision:
-        """What runs at these lengths, and why. Lengths that are not given count as when the function was compiled."""
-        key = tuple(sizes.get(s.name, s.hint) for s in self._sizes)
-        decision = self._decisions.get(key)
-        if decision is None:
-            o = self.options
-            decision = choose(
-                self.region,
-                self.derivation,
-                sizes=sizes,
-                strategy=o.strategy,
-                tile=o.tile,
-                segments=o.segments,
-                threshold=o.fuse_threshold,
+        """What would run at these lengths, and why, without measuring: as remembered, else by the model.
+
+        Lengths that are not given count as when the function was compiled.
+        """
+        key = self._bucket(sizes)
+        known = self._decisions.get(key) or self._modelled.get(key)
+        if known is None:
+            known = (remembered(self._request(sizes), self.engine) if self._tuned else None) or self.engine.decide(
+                self.region, self.derivation, sizes, self.options
             )
-            self._decisions[key] = decision
+            self._modelled[key] = known
+        return known
+
+    def settle(self, sizes: Sizes) -> Decision:
+        """What runs at these lengths: measured the first time, where the options and the machine allow it."""
+        key = self._bucket(sizes)
+        known = self._decisions.get(key)
+        if known is not None:
+            return known
+        decision = self.decide(sizes)
+        if self._tuned and not decision.measured:
+            candidates = self.engine.candidates(self.region, self.derivation, sizes, self.options)
+            if candidates:
+                request = self._request(sizes)
+                decision = measured(request, candidates, self.engine, self._replaced, self.program) or decision
+        self._decisions[key] = decision
         return decision
+
+    @property
+    def _tuned(self) -> bool:
+        return self.options.tune is not Tune.OFF and not self.options.deterministic
+
+    def _request(self, sizes: Sizes) -> Request:
+        c = cost(self.region, sizes)
+        return Request(self.region, show_derivation(self.derivation), sizes, self.options, c)
+
+    def _bucket(self, sizes: Sizes) -> tuple[int, ...]:
+        """Lengths for which one decision is made: exact where all are fixed, else rounded up."""
+        return tuple(bucket(sizes.get(s.name, s.hint)) for s in self._sizes)
 
     @property
     def worthwhile(self) -> bool:
@@ -114,7 +127,7 @@ class Plan:
             self.program(self.shown)
         except Unsupported:
             return False
-        return bool(self._sizes) or self.decide({}).schedule is not None
+        return bool(self._sizes) or self.settle({}).schedule is not None
 
     @property
     def shown(self) -> Schedule:
@@ -125,9 +138,10 @@ class Plan:
     def program(self, chosen: Schedule) -> Program:
         """The tile program of a schedule. Raises Unsupported where there is none."""
         with self._lock:
-            program = self._programs.get(chosen)
+            cut = replace(chosen, warps=0, stages=0)
+            program = self._programs.get(cut)
             if program is None:
-                program = self._programs[chosen] = build(self.region, self.derivation, chosen)
+                program = self._programs[cut] = build(self.region, self.derivation, cut)
             return program
 
     @staticmethod

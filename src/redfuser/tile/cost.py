@@ -39,12 +39,13 @@ class Cost:
 
 @dataclass(frozen=True, slots=True)
 class Decision:
-    """The schedule, or None with UNFUSED; ``reason`` is a sentence."""
+    """The schedule, or None with UNFUSED; ``reason`` is a sentence. ``measured``: it was chosen by time."""
 
     strategy: Strategy
     schedule: Schedule | None
     cost: Cost
     reason: str
+    measured: bool = False
 
 
 class _Lengths:

@@ -158,7 +158,15 @@ def _rows(shape: Shape, across: bool) -> Iterator[Schedule]:
         return
     column = min(64, power(shape.column)) if shape.columns > 1 else None
     room = max(1, 16384 // (column or 1))
-    for tile, warps, stages in ((4096, 8, 2), (2048, 4, 3), (8192, 8, 2), (4096, 4, 2), (8192, 16, 2), (1024, 4, 3), (16384, 16, 1)):
+    for tile, warps, stages in (
+        (4096, 8, 2),
+        (2048, 4, 3),
+        (8192, 8, 2),
+        (4096, 4, 2),
+        (8192, 16, 2),
+        (1024, 4, 3),
+        (16384, 16, 1),
+    ):
         if tile > room:
             continue
         tile = max(16, min(tile, length))
@@ -168,4 +176,3 @@ def _rows(shape: Shape, across: bool) -> Iterator[Schedule]:
     for row, warps in ((1, 4), (1, 8), (1, 16), (4, 4), (1, 1), (1, 2), (8, 4), (16, 4), (32, 4), (64, 4)):
         if row <= shape.rows and length * row <= 32768 and length * row >= 128:
             yield Schedule(Strategy.SINGLE, row, min(length, room), column, warps=warps, stages=2)
-

@@ -16,7 +16,7 @@ from redfuser.backends.triton.layout import RESERVED, Block, Dim, Layout, Piece,
 from redfuser.backends.triton.scales import pull_scales
 from redfuser.index.expr import Const, DType, Position, Ref, ref
 from redfuser.index.expr import walk as expression_nodes
-from redfuser.index.ints import ONE, Axis, Gather, Int, Mod, FloorDiv, Size, as_int, product
+from redfuser.index.ints import ONE, Axis, FloorDiv, Gather, Int, Mod, Size, as_int, product
 from redfuser.index.nodes import Reducer
 from redfuser.tile.names import Names
 from redfuser.tile.nodes import (
@@ -31,7 +31,6 @@ from redfuser.tile.nodes import (
     Greatest,
     Guard,
     Kernel,
-    Kind,
     Least,
     Loop,
     Map,
@@ -49,6 +48,7 @@ from redfuser.tile.nodes import (
     Value,
 )
 from redfuser.tile.strategy import Unsupported
+
 
 @dataclass(frozen=True, slots=True)
 class Pointer:
@@ -378,7 +378,9 @@ class _Emitter:
         return self.layout.of(frozenset(axes))
 
     def _gathered(self, i: Int) -> frozenset[Axis]:
-        return frozenset[Axis]().union(*(self.values[g.value.name].axes for g in i.gathers() if isinstance(g.value, Ref)))
+        return frozenset[Axis]().union(
+            *(self.values[g.value.name].axes for g in i.gathers() if isinstance(g.value, Ref))
+        )
 
     def read(self, s: Read) -> None:
         narrow = s.out.dtype.is_float and s.out.dtype.bytes < 4
@@ -423,7 +425,11 @@ class _Emitter:
             text = self.get(s.arg, dims, at)
             if condition is not None:
                 filled = f"tl.where({scope.spread(condition, (d,)) if d else ''}, {text}, {show_const(s.fill)})"
-                text = filled if own or s.out.dtype.bytes > 4 else f"{filled}.to({TL[self.dtypes.get(s.out.name, s.out.dtype)]})"
+                text = (
+                    filled
+                    if own or s.out.dtype.bytes > 4
+                    else f"{filled}.to({TL[self.dtypes.get(s.out.name, s.out.dtype)]})"
+                )
             elif own != dims:
                 text = f"tl.broadcast_to({text}, {self.shape(dims, at)})"
             self.set(s.out, dims, at, text)
@@ -475,7 +481,9 @@ class _Emitter:
             self.set(s.out, dims, at, text)
 
     def reduced(self, s: Reduce, own: tuple[Dim, ...], d: Dim | None, at: dict[Dim, int]) -> str:
-        x = self.get(s.arg, own, at, s.out.dtype if s.reducer in (Reducer.SUM, Reducer.PROD) else self.values[s.arg].dtype)
+        x = self.get(
+            s.arg, own, at, s.out.dtype if s.reducer in (Reducer.SUM, Reducer.PROD) else self.values[s.arg].dtype
+        )
         if d is None:
             return x if s.out.dtype is self.values[s.arg].dtype else f"({x}).to({TL[s.out.dtype]})"
         n = own.index(d)
@@ -561,7 +569,7 @@ class _Emitter:
         d = self.layout.dims.get(s.over)
         if d is None or len(d.pieces) > 1 or len(d.axes) > 1:
             raise Unsupported(f"{s.over.name} is selected from in pieces")
-        at = {x: 0 for x in own}
+        at = dict.fromkeys(own, 0)
         if any(len(x.pieces) > 1 for x in own):
             raise Unsupported(f"{s.arg} is selected from in pieces")
         index = self.scope(own, at).spread(self.flat(d, at), (d,))
@@ -576,7 +584,7 @@ class _Emitter:
         self.define(index)
         self.use("key_value"), self.use("key_index")
         smallest = reducer is Reducer.ARGMIN
-        at = {x: 0 for x in made}
+        at = dict.fromkeys(made, 0)
         found = self.id("value", f"{out.name}_best")
         slots = self.layout.dims.get(k) if k is not None else None
         if slots is None:
@@ -600,7 +608,7 @@ class _Emitter:
     def merge_lists(self, s: SelectMerge) -> None:
         self.values.setdefault(s.out.name, s.out)
         dims = self.layout.of(s.out.axes)
-        at = {x: 0 for x in dims}
+        at = dict.fromkeys(dims, 0)
         keys = []
         for side, (value, index) in (("left", (s.left, s.left_index)), ("right", (s.right, s.right_index))):
             name = self.id("value", f"{s.out.name}_{side}")
@@ -670,7 +678,9 @@ class _Emitter:
 
     def step(self, tile: int) -> str:
         """A tile's length: the constexpr of the cascade axis."""
-        d = next((x for x in self.layout.dims.values() if x.role is Role.CASCADE and x.pieces[0].length == "TILE"), None)
+        d = next(
+            (x for x in self.layout.dims.values() if x.role is Role.CASCADE and x.pieces[0].length == "TILE"), None
+        )
         return "TILE" if d is not None else str(tile)
 
     # -- the kernel --------------------------------------------------------------------------------------------------
@@ -836,7 +846,10 @@ class _Emitter:
                     if own in self.wanted:
                         text = name if inner is ONE else f"{name} // {show_int(inner, self.scope((), {}))}"
                         outermost = a is d.axes[0]
-                        lines.append(f"{own} = {text}" + ("" if outermost else f" % {show_int(as_int(a.size), self.scope((), {}))}"))
+                        lines.append(
+                            f"{own} = {text}"
+                            + ("" if outermost else f" % {show_int(as_int(a.size), self.scope((), {}))}")
+                        )
                     inner = inner * as_int(a.size)
         return lines
 

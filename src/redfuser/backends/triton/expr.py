@@ -180,7 +180,9 @@ def _arithmetic(e: Apply, args: list[str], work: DType, s: Scope) -> str:
         return f"{s.use(_HELPER[e.fn])}({', '.join(args)})"
     match e.fn:
         case Fn.FLOORDIV:
-            return f"tl.floor({args[0]} / {args[1]})" if work.is_float else f"{s.use('floor_div')}({args[0]}, {args[1]})"
+            return (
+                f"tl.floor({args[0]} / {args[1]})" if work.is_float else f"{s.use('floor_div')}({args[0]}, {args[1]})"
+            )
         case Fn.REMAINDER:
             return f"{s.use('float_mod' if work.is_float else 'floor_mod')}({args[0]}, {args[1]})"
         case Fn.POW:

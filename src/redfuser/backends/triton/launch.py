@@ -25,6 +25,8 @@ from redfuser.backends.triton.layout import power
 from redfuser.index.ints import Atom, Int
 from redfuser.tile.nodes import Kind, Program
 
+REMEMBERED = 64  # combinations of strides that a program keeps ready
+
 
 def load(text: str, directory: Path) -> Any:
     """The module of a source text; Triton reads the source of a kernel from its file."""
@@ -68,13 +70,25 @@ class Launcher:
             self._forms[wide] = made, load(made.text, self.directory)
         return self._forms[wide]
 
-    def __call__(self, inputs: Mapping[str, Tensor], sizes: Mapping[str, int]) -> list[Tensor]:
-        return self.bind([inputs[t.name] for t in self._inputs], sizes)([inputs[t.name] for t in self._inputs])
+    def prepare(self, sizes: Mapping[str, int]) -> Callable[[Sequence[Tensor]], list[Tensor]]:
+        """The program at these lengths, as a function of its inputs. What strides and devices ask for is kept ready."""
+        bound: dict[object, Callable[[Sequence[Tensor]], list[Tensor]]] = {}
+
+        def run(inputs: Sequence[Tensor]) -> list[Tensor]:
+            key = tuple([(x.stride(), x.data_ptr() & 15 == 0, x.device) for x in inputs])
+            ready = bound.get(key)
+            if ready is None:
+                if len(bound) >= REMEMBERED:
+                    bound.clear()
+                ready = bound[key] = self.bind(inputs, sizes)
+            return ready(inputs)
+
+        return run
 
     def bind(self, inputs: Sequence[Tensor], sizes: Mapping[str, int]) -> Callable[[Sequence[Tensor]], list[Tensor]]:
         """The launches for the shapes and strides of these inputs; calling it runs them."""
         number = _Numbers(sizes)
-        device = next(x.device for x in inputs if x.dim() or len(inputs) == 1)
+        device = max((x.device for x in inputs), key=lambda d: d.type != "cpu")
         shapes = {t.name: tuple(number(i) for i in t.shape) for t in self.program.tensors}
         for t, x in zip(self._inputs, inputs, strict=True):
             if tuple(x.shape) != shapes[t.name] or x.dtype is not TORCH[t.dtype]:
@@ -92,14 +106,27 @@ class Launcher:
         made = [(shapes[t.name], TORCH[t.dtype]) for t in self._made]
         returned = [places[n] for n in self._outputs]
 
+        scalars = [n for n, x in enumerate(inputs) if x.device != device]
+
         def run(tensors: Sequence[Tensor]) -> list[Tensor]:
             every = list(tensors)
+            for n in scalars:
+                every[n] = every[n].to(device)
             every += [torch.empty(shape, dtype=dtype, device=device) for shape, dtype in made]
             for launch in launches:
                 launch(every)
             return [every[n] for n in returned]
 
-        return run
+        if device.type != "cuda":
+            return run
+
+        def on_device(tensors: Sequence[Tensor]) -> list[Tensor]:
+            if torch.cuda.current_device() == device.index:
+                return run(tensors)
+            with torch.cuda.device(device):
+                return run(tensors)
+
+        return on_device
 
     def compile(self, inputs: Sequence[Tensor], sizes: Mapping[str, int], target: str) -> list[Any]:
         """Every kernel compiled for a target, as a launch with these inputs (meta tensors are enough) would be."""
@@ -151,11 +178,10 @@ class Launcher:
         options = {"num_warps": self.warps, "num_stages": self.stages} | blocks
 
         def launch(tensors: list[Tensor]) -> None:
+            given = list(arguments)
             for n, place in pointers:
-                arguments[n] = tensors[place]
-            kernel[grid](*arguments, **options)
-            for n, _ in pointers:
-                arguments[n] = None
+                given[n] = tensors[place]
+            kernel[grid](*given, **options)
 
         return launch
 

@@ -86,7 +86,9 @@ class Layout:
         self.kernel = k
         names = Names(RESERVED)
         self.names = {t.axis: names.new(t.axis.name) for t in k.axes}
-        self.names |= {a: f"{self.names[t.axis]}_{end}" for t in k.axes for a, end in ((t.first, "first"), (t.last, "last"))}
+        self.names |= {
+            a: f"{self.names[t.axis]}_{end}" for t in k.axes for a, end in ((t.first, "first"), (t.last, "last"))
+        }
         self.dims: dict[Axis, Dim] = {}
         self.blocks: list[Block] = []
         self.row: Dim | None = None

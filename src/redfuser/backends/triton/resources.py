@@ -42,6 +42,16 @@ MACHINES = {
 }
 
 
+def machine(target: str) -> Machine:
+    """What is known of a target; the nearest older one of its kind where it is not listed."""
+    if target in MACHINES:
+        return MACHINES[target]
+    kind = target.partition(":")[0]
+    known = sorted(k for k in MACHINES if k.startswith(kind))
+    older = [k for k in known if (len(k), k) <= (len(target), target)]
+    return MACHINES[older[-1] if older else known[0] if known else "cuda:90"]
+
+
 @dataclass(frozen=True, slots=True)
 class Need:
     """Of one kernel. ``shared`` in bytes and ``registers`` a thread, of one program; the rest over all programs."""
@@ -103,7 +113,11 @@ class Estimate:
                 trips = n / (1 if d is None else self.length(d))
                 if any(t.role is Role.SEGMENT and t in self.k.grid for t in self.k.axes):
                     trips /= math.prod(self.number(t.axis.size) for t in self.k.grid if t.role is Role.SEGMENT)
-                if not s.full and sum(isinstance(x, Loop) and x.axis is s.axis for x in body) > 1 and "mask" not in s.note:
+                if (
+                    not s.full
+                    and sum(isinstance(x, Loop) and x.axis is s.axis for x in body) > 1
+                    and "mask" not in s.note
+                ):
                     trips = min(trips, 1.0)
                 elif "mask cuts" in s.note or ("without a mask" in s.note):
                     trips *= 0.5

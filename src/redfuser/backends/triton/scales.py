@@ -41,7 +41,6 @@ from redfuser.tile.nodes import (
     outputs_of,
 )
 
-
 LOG2E = 1 / math.log(2)
 
 

@@ -218,7 +218,8 @@ def attention(lo: Lowering, call: Call) -> Result:
     s = Value(s.shape, c, _scaled(s, factor, c))
     s = _masked(s, call, c)
     _, top, e, total = exponentials(lo, s, s.rank - 1)
-    p = elementwise(lambda x, z: apply(Fn.DIV, (x, z), c), [e, total], s.shape, c, c)
+    # the weights meet the values in their dtype, as in PyTorch's kernels
+    p = rounded(elementwise(lambda x, z: apply(Fn.DIV, (x, z), c), [e, total], s.shape, c, c), call.dtype)
     out = contract(lo, p, v, batch, (rows,), (v.shape[-1],), call.dtype)
     if not (call.get("is_causal") or call.get("attn_mask") is not None):
         return out

@@ -1,0 +1,69 @@
+"""What a plan needs of whatever runs tile programs, and of the code that it replaces."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import Protocol
+
+from torch import Tensor
+
+from redfuser.algebra.nodes import Derivation
+from redfuser.regions.nodes import Region
+from redfuser.runtime.tune import Timer
+from redfuser.settings import Options
+from redfuser.tile.cost import Decision
+from redfuser.tile.nodes import Program
+from redfuser.tile.strategy import Schedule
+
+Sizes = Mapping[str, int]
+
+Prepared = Callable[[Sequence[Tensor]], list[Tensor]]
+"""A tile program at fixed lengths: the program's input tensors in their order in, its outputs in their order out.
+
+Inputs come with any strides, on one device, which need not be the current one; a CPU scalar may stand among them. Nothing
+that a later call changes may share memory with an output. It may be called from several threads, on any stream.
+"""
+
+
+class Engine(Protocol):
+    """Runs tile programs."""
+
+    def decide(self, region: Region, derivation: Derivation, sizes: Sizes, options: Options) -> Decision:
+        """What runs at these lengths by the model alone."""
+        ...
+
+    def candidates(self, region: Region, derivation: Derivation, sizes: Sizes, options: Options) -> Sequence[Schedule]:
+        """Schedules worth measuring, the best by the model first; none where nothing is measured."""
+        ...
+
+    def warm(self, programs: Sequence[tuple[Program, Schedule]], sizes: Sizes, inputs: Sequence[Tensor]) -> None:
+        """Compiles what will be measured, side by side."""
+        ...
+
+    def prepare(self, program: Program, schedule: Schedule, sizes: Sizes) -> Prepared:
+        """All that depends on the program and its symbolic lengths alone, done once; the rest is done at each call."""
+        ...
+
+    def source(self, program: Program, schedule: Schedule) -> str:
+        """The kernels as text."""
+        ...
+
+    @property
+    def timer(self) -> Timer: ...
+
+    @property
+    def identity(self) -> str:
+        """What a measured choice holds for: the device and the versions of what compiles for it."""
+        ...
+
+
+class Replaced(Protocol):
+    """The sub-graph that a plan stands for."""
+
+    def examples(self, sizes: Sizes) -> list[Tensor]:
+        """Random inputs, as the graph will give them."""
+        ...
+
+    def unfused(self, inputs: Sequence[Tensor], sizes: Sizes) -> list[Tensor]:
+        """The outputs, computed without fusing."""
+        ...

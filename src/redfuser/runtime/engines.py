@@ -1,0 +1,175 @@
+"""The engines: which one runs a cascade, and how each prepares a tile program."""
+
+from __future__ import annotations
+
+import importlib.util
+import os
+from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import torch
+from torch import Tensor
+
+from redfuser.algebra.nodes import Derivation
+from redfuser.backends import reference
+from redfuser.errors import BackendError
+from redfuser.regions.nodes import Region
+from redfuser.runtime.cache import default_directory
+from redfuser.runtime.engine import Engine, Prepared, Sizes
+from redfuser.runtime.timers import cpu_timer, cuda_timer
+from redfuser.runtime.tune import Timer
+from redfuser.settings import Backend, Options
+from redfuser.tile.cost import Decision, choose, cost
+from redfuser.tile.nodes import Kind, Program, Strategy
+from redfuser.tile.strategy import Schedule
+
+if TYPE_CHECKING:
+    from redfuser.backends.triton.launch import Launcher
+
+
+def engine_for(device: torch.device, options: Options) -> Engine:
+    """The engine for tensors of a device. ``backend`` forces one; ``auto`` takes Triton on GPUs where it is installed."""
+    target = options.target or _target(device)
+    if options.backend is Backend.TRITON or (options.backend is Backend.AUTO and target and _has_triton()):
+        if not _has_triton():
+            raise BackendError("backend='triton' needs the package triton: pip install 'triton>=3.6'")
+        return TritonEngine(device, target or "cuda:90")
+    return ReferenceEngine()
+
+
+def _has_triton() -> bool:
+    return importlib.util.find_spec("triton") is not None
+
+
+def _target(device: torch.device) -> str:
+    """The target of a device that is there; empty for the CPU."""
+    if device.type != "cuda" or not torch.cuda.is_available():
+        return ""
+    properties = torch.cuda.get_device_properties(device)
+    if torch.version.hip:
+        return f"hip:{properties.gcnArchName.split(':')[0]}"
+    return f"cuda:{properties.major}{properties.minor}"
+
+
+class ReferenceEngine:
+    """Tile by tile with PyTorch's operations. Chosen by the memory that it saves; nothing is measured."""
+
+    timer: Timer = staticmethod(cpu_timer)
+    identity = "reference"
+
+    def decide(self, region: Region, derivation: Derivation, sizes: Sizes, options: Options) -> Decision:
+        return choose(
+            region,
+            derivation,
+            sizes=sizes,
+            strategy=options.strategy,
+            tile=options.tile,
+            segments=options.segments,
+            threshold=options.fuse_threshold,
+        )
+
+    def candidates(self, region: Region, derivation: Derivation, sizes: Sizes, options: Options) -> Sequence[Schedule]:
+        return ()
+
+    def warm(self, programs: Sequence[tuple[Program, Schedule]], sizes: Sizes, inputs: Sequence[Tensor]) -> None:
+        return
+
+    def prepare(self, program: Program, schedule: Schedule, sizes: Sizes) -> Prepared:
+        names, lengths = [t.name for t in program.of(Kind.INPUT)], dict(sizes)
+
+        def prepared(inputs: Sequence[Tensor]) -> list[Tensor]:
+            return reference.run(program, dict(zip(names, inputs, strict=True)), lengths)
+
+        return prepared
+
+    def source(self, program: Program, schedule: Schedule) -> str:
+        return ""
+
+
+class TritonEngine:
+    """Kernels printed for a GPU, chosen by the model and then by time."""
+
+    def __init__(self, device: torch.device, target: str) -> None:
+        self.device, self.target = device, target
+        self._launchers: dict[tuple[int, Schedule], tuple[Program, Launcher]] = {}
+
+    @property
+    def timer(self) -> Timer:
+        return cuda_timer if self.device.type == "cuda" else cpu_timer
+
+    @property
+    def identity(self) -> str:
+        import triton
+
+        name = torch.cuda.get_device_name(self.device) if self._present else self.target
+        return f"triton {triton.__version__} torch {torch.__version__} {name} {_printer_version()}"
+
+    @property
+    def _present(self) -> bool:
+        return self.device.type == "cuda" and torch.cuda.is_available()
+
+    def decide(self, region: Region, derivation: Derivation, sizes: Sizes, options: Options) -> Decision:
+        c = cost(region, sizes)
+        if options.strategy is Strategy.UNFUSED:
+            return Decision(Strategy.UNFUSED, None, c, "the option strategy says so")
+        found = self.candidates(region, derivation, sizes, options)
+        if not found:
+            return Decision(Strategy.UNFUSED, None, c, f"no tile program fits {self.target}")
+        why = "the option strategy says so" if options.strategy is not Strategy.AUTO else "the model's first choice"
+        return Decision(found[0].strategy, found[0], c, why)
+
+    def candidates(self, region: Region, derivation: Derivation, sizes: Sizes, options: Options) -> Sequence[Schedule]:
+        from redfuser.backends.triton.candidates import candidates
+        from redfuser.backends.triton.resources import machine
+
+        return candidates(
+            region, derivation, sizes, machine(self.target),
+            strategy=options.strategy, tile=options.tile, segments=options.segments,
+        )  # fmt: skip
+
+    def launcher(self, program: Program, schedule: Schedule) -> Launcher:
+        from redfuser.backends.triton.emit import Form
+        from redfuser.backends.triton.launch import Launcher
+
+        key = id(program), schedule
+        if key not in self._launchers:
+            made = Launcher(program, Form(precision=_precision()), schedule.warps, schedule.stages, kernels_directory())
+            self._launchers[key] = program, made
+        return self._launchers[key][1]
+
+    def warm(self, programs: Sequence[tuple[Program, Schedule]], sizes: Sizes, inputs: Sequence[Tensor]) -> None:
+        if not self._present:
+            return
+
+        def one(pair: tuple[Program, Schedule]) -> None:
+            try:
+                self.launcher(*pair).compile(inputs, sizes, self.target)
+            except Exception:
+                return  # measuring it will say why
+
+        with ThreadPoolExecutor(min(8, os.cpu_count() or 1)) as pool:
+            list(pool.map(one, programs))
+
+    def prepare(self, program: Program, schedule: Schedule, sizes: Sizes) -> Prepared:
+        return self.launcher(program, schedule).prepare(dict(sizes))
+
+    def source(self, program: Program, schedule: Schedule) -> str:
+        return self.launcher(program, schedule).source(False)[0].text
+
+
+def kernels_directory() -> Path:
+    """Where the sources of kernels lie: Triton reads a kernel from its file."""
+    return default_directory() / "kernels"
+
+
+def _precision() -> str:
+    """The precision of float32 dots, as the user has set PyTorch's."""
+    return "tf32" if torch.backends.cuda.matmul.allow_tf32 else "ieee"
+
+
+def _printer_version() -> str:
+    import redfuser
+
+    return redfuser.__version__
