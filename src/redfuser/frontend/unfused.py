@@ -6,7 +6,7 @@ import copy
 import logging
 import threading
 from collections.abc import Callable, Sequence
-from typing import Any
+from typing import Any, cast
 
 import torch
 import torch.fx as fx
@@ -36,7 +36,7 @@ class Unfused:
         from torch._inductor.compile_fx import compile_fx
 
         try:
-            return compile_fx(copy.deepcopy(self._module), list(inputs))  # type: ignore[no-any-return]
+            return cast(Callable[..., Any], compile_fx(copy.deepcopy(self._module), list(inputs)))
         except Exception:
             log.info("Inductor does not compile the unfused code of a region: it runs eagerly", exc_info=True)
             return self._module

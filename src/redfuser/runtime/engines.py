@@ -104,7 +104,7 @@ class TritonEngine:
         import triton
 
         name = torch.cuda.get_device_name(self.device) if self._present else self.target
-        return f"triton {triton.__version__} torch {torch.__version__} {name} {_printer_version()}"
+        return f"triton {triton.__version__} torch {torch.__version__} {name}"
 
     @property
     def _present(self) -> bool:
@@ -167,9 +167,3 @@ def kernels_directory() -> Path:
 def _precision() -> str:
     """The precision of float32 dots, as the user has set PyTorch's."""
     return "tf32" if torch.backends.cuda.matmul.allow_tf32 else "ieee"
-
-
-def _printer_version() -> str:
-    import redfuser
-
-    return redfuser.__version__

@@ -515,7 +515,7 @@ class _Emitter:
         for at in self.everywhere(dims):
             add = None if s.add is None else self.get(s.add, dims, at, s.out.dtype)
             choices = list(self.everywhere(over))
-            for n, pieces in enumerate(choices):
+            for pieces in choices:
                 here = at | pieces
                 if matrix:
                     text = self.matrix(s, left, right, over[0], rows[0], columns[0], here, add)
@@ -690,7 +690,7 @@ class _Emitter:
         body = self.blocks[0].lines
         head, grid = self.prologue()
         lines = [f'"""{self.k.note[:1].upper()}{self.k.note[1:]}."""', *head, *body]
-        blocks = [b for b in self.layout.blocks]
+        blocks = list(self.layout.blocks)
         order = {Pointer: 0, Stride: 1, Length: 2}
         self.arguments = dict(sorted(self.arguments.items(), key=lambda x: order[type(x[1])]))
         names = [*self.arguments, *(f"{b.name}: tl.constexpr" for b in blocks)]
@@ -726,17 +726,15 @@ class _Emitter:
         uneven = self.uneven() and self.layout.row is not None and len(counted) > 1
         if len(counted) > 0:
             lines.append(f"pid = tl.program_id(0){wide}")
-        names = []
         if uneven:
             lines += self.heavy_first(counted)
-            names.append("row_tile")
             counted = counted[1:]
             rest = "rest"
         else:
             rest = "pid"
-        for n, (count, wish, t) in enumerate(counted):
-            name = wish if t is None else self.axis_id(t.axis, wish)
-            last = n + 1 == len(counted)
+        for place, (count, wish, owner) in enumerate(counted):
+            name = wish if owner is None else self.axis_id(owner.axis, wish)
+            last = place + 1 == len(counted)
             lines.append(f"{name} = {rest}" if last else f"{name} = {rest} % {count}")
             if not last:
                 lines.append(f"{rest} = {rest} // {count}")

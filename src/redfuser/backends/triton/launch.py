@@ -171,7 +171,7 @@ class Launcher:
                     arguments.append(number.sizes[a.size])
         return {n: v for n, v in blocks.items() if v is not None}, arguments
 
-    def _launch(self, k: Printed, kernel: Any, number: _Numbers, places: Mapping[str, int], blocks: Mapping[str, int],
+    def _launch(self, k: Printed, kernel: Any, number: _Numbers, places: Mapping[str, int], blocks: dict[str, int],
                 arguments: list[Any]) -> Callable[[list[Tensor]], None]:  # fmt: skip
         grid = (math.prod(_count(number(n), blocks, step) for n, step in k.grid),)
         pointers = [(n, places[a.tensor]) for n, (_, a) in enumerate(k.arguments) if isinstance(a, Pointer)]

@@ -62,7 +62,8 @@ def pieces(n: int, smallest: int, cut: bool) -> tuple[Piece, ...]:
     """Blocks for ``n`` positions; ``cut``: several of them where one would be mostly padding."""
     if not cut or power(n) <= max(smallest, n + n // 8):
         return (Piece(0, max(smallest, power(n)), n),)
-    out, start = [], 0
+    out: list[Piece] = []
+    start = 0
     while n:
         length = power(n) if len(out) == 2 or power(n) <= n + n // 8 or n < smallest else power(n) // 2
         out.append(Piece(start, max(smallest, length), min(n, length)))
