@@ -67,7 +67,13 @@ class Reference:
         self.eager = _worst([error_of(o, ref) for o, (_, _, ref) in zip(eager, self.parts, strict=True)])
 
     def error(self, outputs: Outputs) -> Error:
-        """Of whole outputs: on the samples, and infinite where any number in the whole is NaN without cause."""
+        """Of whole outputs: on the samples, and infinite where a whole output has a number that is not finite while
+        every sample of it is."""
+        for i, out in enumerate(outputs):
+            comparable = out.dtype.is_floating_point and out.itemsize > 1
+            expected = all(bool(torch.isfinite(ref[i]).all()) for _, _, ref in self.parts)
+            if comparable and expected and not bool(torch.isfinite(out).all()):
+                return Error(float("inf"), float("inf"))
         return _worst([error_of(self._judged(sample.outputs(outputs), cut), ref) for sample, cut, ref in self.parts])
 
     def _judged(self, outputs: Outputs, inputs: Inputs) -> Outputs:
@@ -94,5 +100,14 @@ def difference(outputs: Outputs, others: Outputs) -> float:
 
 def within_contract(ours: Error, eager: Error, outputs: Outputs) -> bool:
     """The library's promise: at most twice eager's error plus one rounding of the coarsest output."""
-    rounding = max((torch.finfo(o.dtype).eps for o in outputs if o.dtype.is_floating_point), default=0.0)
+    rounding = _rounding(outputs)
     return ours.norm <= 2 * eager.norm + rounding and ours.max <= 2 * eager.max + rounding
+
+
+def agree(apart: float, eager: Error, outputs: Outputs) -> bool:
+    """Whether two whole outputs are no further apart than two that both keep the promise may be."""
+    return apart <= 4 * eager.norm + 2 * _rounding(outputs)
+
+
+def _rounding(outputs: Outputs) -> float:
+    return max((torch.finfo(o.dtype).eps for o in outputs if o.dtype.is_floating_point), default=0.0)

@@ -4,16 +4,19 @@ from __future__ import annotations
 
 import gc
 import time
-from collections.abc import Callable, Mapping, Sequence
+import warnings
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
+from typing import Protocol
 
 import torch
 
-from benchmarks.accuracy import Reference, difference, within_contract
+from benchmarks.accuracy import Reference, agree, difference, within_contract
 from benchmarks.alternatives import Skip, applicable, prepare
 from benchmarks.ceilings import Ceilings
 from benchmarks.entry import Entry, Inputs, Maker, Outputs, outputs_of
-from benchmarks.record import DONE, FAILED, SKIPPED, Measured, Record
+from benchmarks.record import FAILED, SKIPPED, Measured, Record
 from benchmarks.timing import Runner, as_graph, race
 
 
@@ -34,11 +37,17 @@ class How:
         return torch.device(self.device).type == "cuda"
 
 
+GRAPH = "/graph"  # after an alternative's name: only its replays
+
+
 class DeviceLost(Exception):
     """The device answers no more in this process."""
 
 
-Tell = Callable[[str, str], None]  # alternative ("" for none), stage
+class Tell(Protocol):
+    """Hears what begins: an alternative (empty: none of them) and a stage of it."""
+
+    def __call__(self, alternative: str, stage: str) -> None: ...
 
 
 def compare(
@@ -53,7 +62,7 @@ def compare(
     sets = _input_sets(entry, how)
     tell("", "reference")
     reference = Reference(entry, sets[0])
-    measured = {name: Measured(SKIPPED, why) for name, why in excluded.items()}
+    measured = {name: Measured(FAILED, why) for name, why in excluded.items() if not name.endswith(GRAPH)}
     ready: list[Runner] = []
     first: Outputs | None = None
     for name in applicable(entry, how.against):
@@ -63,7 +72,7 @@ def compare(
         if time.monotonic() - start > limit / 2:
             measured[name] = Measured(SKIPPED, f"no time left to prepare it within {limit:.0f} s")
             continue
-        measured[name], runner, outputs = _checked(name, entry, sets, reference, first)
+        measured[name], runner, outputs = _checked(name, entry, how, sets, reference, first)
         if runner is not None:
             ready.append(runner)
             first = outputs if first is None else first
@@ -73,8 +82,7 @@ def compare(
     del first
     _collect(how)
     if ready:
-        tell("", "timing")
-        _time(ready, measured, entry, how, start + limit)
+        _time(ready, measured, entry, how, start + limit - 5.0, excluded, tell)
     return Record(
         name=entry.name,
         suite=entry.suite,
@@ -103,7 +111,7 @@ def _input_sets(entry: Entry, how: How) -> list[Inputs]:
 
 
 def _checked(
-    name: str, entry: Entry, sets: Sequence[Inputs], reference: Reference, first: Outputs | None
+    name: str, entry: Entry, how: How, sets: Sequence[Inputs], reference: Reference, first: Outputs | None
 ) -> tuple[Measured, Runner | None, Outputs | None]:
     """An alternative, run once on every set and compared on the first; without a runner where it fails."""
     start = time.monotonic()
@@ -111,7 +119,8 @@ def _checked(
         runner = prepare(name, entry, sets)
         if first is not None:
             _poison(first)
-        with runner.context():
+        with warnings.catch_warnings(record=True) as warned, runner.context():
+            warnings.simplefilter("always", UserWarning)
             outputs = outputs_of(runner.calls[0]())
             for call in runner.calls[1:]:
                 call()
@@ -121,11 +130,31 @@ def _checked(
         return Measured(SKIPPED, str(why)), None, None
     except Exception as why:  # whatever an alternative does wrong is its result
         reason = f"{type(why).__name__}: {why}"[:2000]
-        _still_there(sets[0][0].device, reason)
+        if not usable(how):
+            raise DeviceLost(reason) from why
         return Measured(FAILED, reason, prepare_s=time.monotonic() - start), None, None
-    good = within_contract(error, reference.eager, outputs)
-    took = time.monotonic() - start
-    return Measured(DONE, error=error, difference=apart, within_contract=good, prepare_s=took), runner, outputs
+    found = Measured(
+        error=error,
+        difference=apart,
+        within_contract=within_contract(error, reference.eager, outputs),
+        agrees=None if apart is None else agree(apart, reference.eager, outputs),
+        notes=sorted({" ".join(str(w.message).split())[:300] for w in warned}),
+        prepare_s=time.monotonic() - start,
+    )
+    if name == "redfuser":
+        found.notes += _decisions(entry, sets[0])
+    return found, runner, outputs
+
+
+def _decisions(entry: Entry, inputs: Inputs) -> list[str]:
+    """What was chosen for each cascade of the function, as the analysis tells it."""
+    import redfuser
+
+    try:
+        analysis = redfuser.analyze(entry.fn, *inputs)
+    except Exception as why:  # a figure without its explanation is still a figure
+        return [f"analyze failed: {type(why).__name__}: {why}"[:300]]
+    return [f"{c.name}: {c.decision}"[:300] for c in analysis.cascades] or ["no cascade was found"]
 
 
 def _poison(like: Outputs) -> None:
@@ -134,12 +163,14 @@ def _poison(like: Outputs) -> None:
     del held
 
 
-def _still_there(device: torch.device, reason: str) -> None:
-    if device.type == "cuda":
-        try:
-            torch.cuda.synchronize(device)
-        except Exception as lost:
-            raise DeviceLost(reason) from lost
+def usable(how: How) -> bool:
+    """Whether the device still answers: after some faults it does not, in this process."""
+    try:
+        if how.cuda:
+            torch.cuda.synchronize(how.device)
+    except Exception:
+        return False
+    return True
 
 
 def _collect(how: How) -> None:
@@ -148,8 +179,18 @@ def _collect(how: How) -> None:
         torch.cuda.empty_cache()
 
 
-def _time(ready: Sequence[Runner], measured: dict[str, Measured], entry: Entry, how: How, until: float) -> None:
-    for name, times in race(ready, how.rounds, how.burst, how.cuda, how.heat, until - 5.0).items():
+def _time(
+    ready: Sequence[Runner],
+    measured: dict[str, Measured],
+    entry: Entry,
+    how: How,
+    until: float,
+    excluded: Mapping[str, str],
+    tell: Tell,
+) -> None:
+    """Adds the times to ``measured``. ``tell`` always knows whose turn it is, so that a fault has a name."""
+    turn = partial(tell, stage="timing")
+    for name, times in race(ready, how.rounds, how.burst, how.cuda, how.heat, until, announce=turn).items():
         measured[name].us = times.median
         measured[name].us_range = min(times.rounds), max(times.rounds)
     if not (entry.graph and how.cuda):
@@ -157,12 +198,21 @@ def _time(ready: Sequence[Runner], measured: dict[str, Measured], entry: Entry, 
     graphs: list[Runner] = []
     per = 1
     for runner in ready:
+        if runner.name + GRAPH in excluded:
+            measured[runner.name].graph_reason = excluded[runner.name + GRAPH]
+            continue
+        tell(runner.name + GRAPH, "capturing")
         try:
             graph, per = as_graph(runner)
             graphs.append(graph)
         except Exception as why:  # capture is refused for many reasons, and the calls above are measured already
             measured[runner.name].graph_reason = f"{type(why).__name__}: {why}"[:500]
-            _still_there(torch.device(how.device), str(why))
+            if not usable(how):
+                raise DeviceLost(str(why)) from why
     if graphs:
-        for name, times in race(graphs, how.rounds, how.burst, how.cuda, until=until, per=per).items():
+
+        def replaying(name: str) -> None:
+            tell(name + GRAPH, "timing")
+
+        for name, times in race(graphs, how.rounds, how.burst, how.cuda, 0.0, until, per, replaying).items():
             measured[name].graph_us = times.median

@@ -23,10 +23,13 @@ Notice = Callable[[str], None]
 class Driver:
     """One worker at a time; a context manager that leaves none behind."""
 
-    def __init__(self, how: How, limit: float, deadline: float = float("inf")) -> None:
+    def __init__(
+        self, how: How, limit: float, deadline: float = float("inf"), target: Callable[..., None] = work
+    ) -> None:
         self.how = how
         self.limit = limit
         self.deadline = deadline
+        self.target = target
         self.ceilings: Ceilings | None = None
         self._process: BaseProcess | None = None
         self._pipe: Connection | None = None
@@ -41,7 +44,7 @@ class Driver:
         """The record of an entry, a sentence where it has none, or ``None`` where the deadline came first."""
         excluded: dict[str, str] = {}
         while True:
-            doing = Doing("", "starting")
+            doing, lost = Doing("", "starting"), True
             failure = self._started(notice)
             end = time.monotonic() + self.limit
             if failure is None:
@@ -55,13 +58,12 @@ class Driver:
                     notice(f"{doing.alternative} {doing.stage}".strip())
                 elif isinstance(answer, Record):
                     return answer
-                elif isinstance(answer, Failed) and not answer.lost:
-                    return answer.reason
                 elif isinstance(answer, Failed):
-                    failure = f"lost the device: {answer.reason}"
+                    failure, lost = answer.reason, answer.lost
                 elif isinstance(answer, str):
                     failure = answer
-            self._stop()
+            if lost:
+                self._stop()
             if time.monotonic() >= self.deadline:
                 return None
             if not doing.alternative or doing.alternative in excluded:
@@ -74,7 +76,7 @@ class Driver:
         notice("starting")
         context = multiprocessing.get_context("spawn")
         self._pipe, theirs = context.Pipe()
-        self._process = context.Process(target=work, args=(theirs, self.how, self.ceilings))
+        self._process = context.Process(target=self.target, args=(theirs, self.how, self.ceilings))
         self._process.start()
         theirs.close()
         answer = self._answer(min(time.monotonic() + START_LIMIT, self.deadline))

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import datetime
 import hashlib
+import os
 import platform
 import subprocess
 import sys
@@ -11,6 +12,8 @@ from pathlib import Path
 from typing import Any
 
 import torch
+
+import redfuser
 
 ROOT = Path(__file__).resolve().parent.parent
 
@@ -26,7 +29,8 @@ def environment(device: str, commit: str = "") -> dict[str, Any]:
         "cuda": torch.version.cuda or "",
         "cudnn": str(cudnn.version() or "") if cuda else "",
         "python": platform.python_version(),
-        "redfuser": _version("redfuser"),
+        "redfuser": redfuser.__version__,
+        "options": " ".join(f"{k}={v}" for k, v in sorted(os.environ.items()) if k.startswith("REDFUSER_")),
         "commit": commit or _git_commit(),
         "source": source_hash(),
         "date": datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds"),
@@ -34,7 +38,7 @@ def environment(device: str, commit: str = "") -> dict[str, Any]:
     }
 
 
-SAME = ("device", "torch", "triton", "cuda", "cudnn", "python", "source")
+SAME = ("device", "torch", "triton", "cuda", "cudnn", "python", "options", "source")
 
 
 def same(one: dict[str, Any], other: dict[str, Any]) -> bool:

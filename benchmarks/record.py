@@ -23,6 +23,8 @@ class Measured:
     error: Error | None = None
     difference: float | None = None  # of the whole outputs from those of the first alternative that ran
     within_contract: bool | None = None
+    agrees: bool | None = None  # whole outputs, with those of the first
+    notes: list[str] = field(default_factory=list)  # warnings on the way; what redfuser decided
     prepare_s: float | None = None  # compiling, tuning and the first call
 
 

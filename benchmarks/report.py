@@ -10,7 +10,8 @@ from rich.table import Table
 from benchmarks.alternatives import ALTERNATIVES
 from benchmarks.record import FAILED, SKIPPED, Record
 
-_FACTS = ("device", "torch", "triton", "cuda", "cudnn", "python", "redfuser", "commit", "source", "date", "command")
+_FACTS = ("device", "torch", "triton", "cuda", "cudnn", "python", "redfuser", "options", "commit", "source")
+_RUN = ("date", "command")
 
 
 def _columns(records: Sequence[Record]) -> list[str]:
@@ -48,6 +49,7 @@ def markdown(suite: str, records: Sequence[Record]) -> str:
     lines = [f"# Suite {suite}", ""]
     lines += [
         "Times are medians in µs. Under an alternative: its time over redfuser's, so above 1 redfuser is faster.",
+        "`!`: an error above twice eager's plus a rounding.",
         "",
     ]
     lines += _table(records, names, graph=False)
@@ -73,11 +75,11 @@ def markdown(suite: str, records: Sequence[Record]) -> str:
     lines += ["", "Where it was measured:", ""]
     groups: dict[tuple[str, ...], list[Record]] = {}
     for r in records:
-        facts = tuple(str(r.environment.get(f, "")) for f in _FACTS if f not in ("date", "command"))
+        facts = tuple(str(r.environment.get(f, "")) for f in _FACTS)
         groups.setdefault(facts, []).append(r)
     for members in groups.values():
         lines += [f"- entries: {', '.join(m.name for m in members)}"] if len(groups) > 1 else []
-        lines += [f"- {f}: {members[0].environment[f]}" for f in _FACTS if members[0].environment.get(f)]
+        lines += [f"- {f}: {members[-1].environment[f]}" for f in (*_FACTS, *_RUN) if members[-1].environment.get(f)]
         c = members[0].ceilings
         lines += [f"- ceilings: {c['flops'] / 1e12:.1f} TFLOP/s bf16, {c['bandwidth'] / 1e9:.0f} GB/s (read and write)"]
     return "\n".join(lines) + "\n"

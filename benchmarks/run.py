@@ -77,15 +77,15 @@ def main(argv: Sequence[str] | None = None) -> int:
             measured += done
             if not finished:
                 break
-    if measured:
-        console.print(short_table(measured))
-    if not finished:
-        console.print("The budget ended first: --resume goes on from here.")
     missed = 0
     if args.check:
         from benchmarks.check import report
 
         missed = report(measured, console)
+    if measured:
+        console.print(short_table(measured))
+    if not finished:
+        console.print("The budget ended first: --resume goes on from here.")
     return 3 if not finished else 1 if missed else 0
 
 

@@ -73,16 +73,22 @@ def race(
     heat: float = 0.0,
     until: float = float("inf"),
     per: int = 1,
+    announce: Callable[[str], None] = lambda name: None,
 ) -> dict[str, Times]:
     """Every runner in each round, for ``burst`` seconds; the one that starts changes from round to round.
 
     ``heat`` seconds of all of them come first, unmeasured. Past ``until`` (of ``time.monotonic``) no further round
     begins, but three are always run. ``per`` is what one call of a runner stands for.
+    ``announce`` is told whose turn it is, between turns.
     """
-    lengths = [burst_length(r, burst, cuda) for r in runners]
+    lengths: list[int] = []
+    for runner in runners:
+        announce(runner.name)
+        lengths.append(burst_length(runner, burst, cuda))
     warm = time.monotonic() + heat
     while time.monotonic() < min(warm, until):
         for runner, n in zip(runners, lengths, strict=True):
+            announce(runner.name)
             seconds(runner, n, cuda)
     times = {r.name: Times() for r in runners}
     for turn in range(rounds):
@@ -91,6 +97,7 @@ def race(
         for i in range(len(runners)):
             at = (turn + i) % len(runners)
             runner, n = runners[at], lengths[at]
+            announce(runner.name)
             times[runner.name].rounds.append(seconds(runner, n, cuda) / n / per * 1e6)
     return times
 

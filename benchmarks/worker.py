@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 from multiprocessing.connection import Connection
+from typing import Any
 
 from benchmarks.ceilings import Ceilings
 from benchmarks.compare import How
@@ -47,10 +48,12 @@ def work(pipe: Connection, how: How, ceilings: Ceilings | None) -> None:
     import torch
 
     from benchmarks.ceilings import measure
-    from benchmarks.compare import DeviceLost, compare
+    from benchmarks.compare import DeviceLost, compare, usable
     from benchmarks.entries import entries
 
     torch.set_grad_enabled(False)
+    dynamo: Any = torch._dynamo.config
+    dynamo.recompile_limit = 64  # a set of inputs may cost a compilation; beyond the limit functions run uncompiled
     found = ceilings or measure(how.device, how.quick)
     pipe.send(found)
     while (job := pipe.recv()) is not None:
@@ -63,9 +66,10 @@ def work(pipe: Connection, how: How, ceilings: Ceilings | None) -> None:
             )
         except DeviceLost as why:
             answer = Failed(str(why), lost=True)
-        except Exception as why:  # inputs or reference: the next entry may still be measured
-            answer = Failed(f"{type(why).__name__}: {why}"[:2000], lost=False)
-        gc.collect()
-        if how.cuda:
-            torch.cuda.empty_cache()
+        except Exception as why:  # inputs, reference or a turn: the next entry may still be measured
+            answer = Failed(f"{type(why).__name__}: {why}"[:2000], lost=not usable(how))
+        if not (isinstance(answer, Failed) and answer.lost):
+            gc.collect()
+            if how.cuda:
+                torch.cuda.empty_cache()
         pipe.send(answer)
