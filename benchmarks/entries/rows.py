@@ -26,14 +26,21 @@ def logsumexp(x: Tensor) -> Tensor:
     return x.logsumexp(-1)
 
 
-def entropy(x: Tensor) -> Tensor:
+def entropy(x: Tensor, wide: torch.dtype = torch.float32) -> Tensor:
+    """Of softmax(x), in float32 as autocast computes it."""
+    log_p = x.log_softmax(-1, dtype=wide)
+    return -(log_p.exp() * log_p).sum(-1)
+
+
+def rounded_entropy(x: Tensor) -> Tensor:
+    """The same with log-probabilities rounded to the dtype of x: an exponent rounded after the sum needs two passes."""
     log_p = x.log_softmax(-1)
     return -(log_p.exp() * log_p).sum(-1)
 
 
-def kl(x: Tensor, y: Tensor) -> Tensor:
-    """Of softmax(x) from softmax(y)."""
-    log_p, log_q = x.log_softmax(-1), y.log_softmax(-1)
+def kl(x: Tensor, y: Tensor, wide: torch.dtype = torch.float32) -> Tensor:
+    """Of softmax(x) from softmax(y), in float32."""
+    log_p, log_q = x.log_softmax(-1, dtype=wide), y.log_softmax(-1, dtype=wide)
     return (log_p.exp() * (log_p - log_q)).sum(-1)
 
 
@@ -90,8 +97,9 @@ KINDS = {
     "softmax": Kind(softmax),
     "log-softmax": Kind(log_softmax),
     "logsumexp": Kind(logsumexp),
-    "entropy": Kind(entropy, flops=6.0),
-    "kl": Kind(kl, ("rows",), flops=8.0),
+    "entropy": Kind(entropy, flops=6.0, reference=partial(entropy, wide=torch.float64)),
+    "rounded-entropy": Kind(rounded_entropy, flops=6.0),
+    "kl": Kind(kl, ("rows",), flops=8.0, reference=partial(kl, wide=torch.float64)),
     "cross-entropy": Kind(cross_entropy, ("targets",)),
     "variance": Kind(variance),
     "layer-norm": Kind(layer_norm, ("columns", "columns"), flops=8.0),
@@ -107,6 +115,7 @@ SIZES: list[tuple[str, int, int, torch.dtype]] = [
     ("logsumexp", 8192, 8192, BF16), ("logsumexp", 8192, 8192, F32), ("logsumexp", 4096, 131072, BF16),
     ("logsumexp", 64, 1048576, BF16), ("logsumexp", 1, 16777216, BF16),
     ("entropy", 8192, 8192, BF16), ("entropy", 4096, 131072, BF16), ("entropy", 8192, 8192, F32),
+    ("rounded-entropy", 8192, 8192, BF16),
     ("kl", 8192, 8192, BF16), ("kl", 4096, 131072, BF16),
     ("cross-entropy", 8192, 8192, BF16), ("cross-entropy", 4096, 131072, BF16),
     ("variance", 8192, 8192, BF16), ("variance", 8192, 8192, F32), ("variance", 64, 4194304, BF16),
