@@ -13,14 +13,14 @@ test: $(STAMP)
 	$(BIN)/python -m pytest -n 2 --dist loadgroup tests
 
 check: $(STAMP)
-	$(BIN)/ruff check src tests
-	$(BIN)/ruff format --check src tests
+	$(BIN)/ruff check src tests benchmarks
+	$(BIN)/ruff format --check src tests benchmarks
 	$(BIN)/mypy
 	$(BIN)/lint-imports
 
 format: $(STAMP)
-	$(BIN)/ruff check --fix src tests
-	$(BIN)/ruff format src tests
+	$(BIN)/ruff check --fix src tests benchmarks
+	$(BIN)/ruff format src tests benchmarks
 
 # The model of the demo is installed without its dependencies: it would pull a second tokenizer stack.
 $(STAMP): pyproject.toml constraints.txt
