@@ -33,10 +33,16 @@ class Unfused:
         return self._run(*inputs)
 
     def _compiled(self, inputs: Sequence[Any]) -> Callable[..., Any]:
+        from torch._guards import tracing
         from torch._inductor.compile_fx import compile_fx
+        from torch._subclasses.fake_tensor import FakeTensorMode
 
         try:
-            return cast(Callable[..., Any], compile_fx(copy.deepcopy(self._module), list(inputs)))
+            # apart from the compilation that may be under way, whose symbols would come in
+            with tracing(None):
+                mode = FakeTensorMode()
+                fakes = [mode.from_tensor(x) for x in inputs]
+                return cast(Callable[..., Any], compile_fx(copy.deepcopy(self._module), fakes))
         except Exception:
             log.info("Inductor does not compile the unfused code of a region: it runs eagerly", exc_info=True)
             return self._module

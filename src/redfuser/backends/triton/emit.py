@@ -302,9 +302,9 @@ class _Emitter:
             case Reduce():
                 self.reduce(s)
             case Combine():
-                dims = self.define(s.out)
+                dims = self.define(s.out, s.out.dtype.compute)
                 for at in self.everywhere(dims):
-                    pair = [self.get(n, dims, at, s.out.dtype) for n in (s.left, s.right)]
+                    pair = [self.get(n, dims, at, s.out.dtype.compute) for n in (s.left, s.right)]
                     self.set(s.out, dims, at, self.joined(s.reducer, s.out.dtype, *pair))
             case Select():
                 self.select(s)
@@ -317,7 +317,7 @@ class _Emitter:
             case Assign():
                 dims = self.layout.of(self.values[s.state].axes)
                 for at in self.everywhere(dims):
-                    text = self.get(s.value, dims, at, self.values[s.state].dtype)
+                    text = self.get(s.value, dims, at, self.values[s.state].dtype.compute)
                     own = self.layout.of(self.values[s.value].axes)
                     if own != dims:
                         text = f"tl.broadcast_to({text}, {self.shape(dims, at)})"
@@ -328,12 +328,13 @@ class _Emitter:
                 self.loop(s)
 
     def declare(self, s: Declare) -> None:
-        dims = self.define(s.state)
+        kept = s.state.dtype.compute
+        dims = self.define(s.state, kept)
         for at in self.everywhere(dims):
             if isinstance(s.init, Const):
-                text = f"tl.full({self.shape(dims, at)}, {show_const(s.init)}, {TL[s.state.dtype]})"
+                text = f"tl.full({self.shape(dims, at)}, {show_const(s.init)}, {TL[kept]})"
             else:
-                text = self.get(s.init, dims, at, s.state.dtype)
+                text = self.get(s.init, dims, at, kept)
                 if self.layout.of(self.values[s.init].axes) != dims:
                     text = f"tl.broadcast_to({text}, {self.shape(dims, at)})"
             note = "" if s.role in ("result", "") else s.role
@@ -469,7 +470,7 @@ class _Emitter:
         arg = self.values[s.arg]
         own = self.layout.of(arg.axes)
         d = self.layout.dims.get(s.over)
-        dims = self.define(s.out)
+        dims = self.define(s.out, s.out.dtype.compute)
         if d is not None and len(d.axes) > 1:
             raise Unsupported(f"{s.over.name} is reduced apart from the axes it is flattened with")
         for at in self.everywhere(dims):
@@ -481,11 +482,11 @@ class _Emitter:
             self.set(s.out, dims, at, text)
 
     def reduced(self, s: Reduce, own: tuple[Dim, ...], d: Dim | None, at: dict[Dim, int]) -> str:
-        x = self.get(
-            s.arg, own, at, s.out.dtype if s.reducer in (Reducer.SUM, Reducer.PROD) else self.values[s.arg].dtype
-        )
+        summed = s.reducer in (Reducer.SUM, Reducer.PROD)
+        work = s.out.dtype if summed else self.values[s.arg].dtype.compute
+        x = self.get(s.arg, own, at, work)
         if d is None:
-            return x if s.out.dtype is self.values[s.arg].dtype else f"({x}).to({TL[s.out.dtype]})"
+            return x
         n = own.index(d)
         match s.reducer:
             case Reducer.SUM:

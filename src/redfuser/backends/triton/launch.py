@@ -61,7 +61,8 @@ class Launcher:
         self._forms: dict[bool, tuple[Source, Any]] = {}
         self._inputs = list(program.of(Kind.INPUT))
         self._made = [t for t in program.tensors if t.kind is not Kind.INPUT]
-        self._outputs = [t.name for t in program.of(Kind.OUTPUT)]
+        self._outputs = list(program.of(Kind.OUTPUT))
+        self._scratch = list(program.of(Kind.SCRATCH))
 
     def source(self, wide: bool) -> tuple[Source, Any]:
         if wide not in self._forms:
@@ -97,36 +98,19 @@ class Launcher:
                 )
         strides = self._strides(inputs, number)
         source, module = self.source(self._is_wide(strides, number))
-        places = {t.name: n for n, t in enumerate(self._inputs)}
-        places |= {t.name: len(self._inputs) + n for n, t in enumerate(self._made)}
+        outputs = [(shapes[t.name], TORCH[t.dtype]) for t in self._outputs]
+        scratch = [(shapes[t.name], TORCH[t.dtype]) for t in self._scratch]
+        names = [t.name for t in (*self._inputs, *self._outputs, *self._scratch)]
+        places = {name: n for n, name in enumerate(names)}
+        options = {"num_warps": self.warps, "num_stages": self.stages}
         launches = []
         for k in source.kernels:
             blocks, arguments = self._arguments(k, number, strides)
-            launches.append(self._launch(k, getattr(module, k.name), number, places, blocks, arguments))
-        made = [(shapes[t.name], TORCH[t.dtype]) for t in self._made]
-        returned = [places[n] for n in self._outputs]
-
+            grid = math.prod(_count(number(n), blocks, step) for n, step in k.grid)
+            pointers = [(n, places[a.tensor]) for n, (_, a) in enumerate(k.arguments) if isinstance(a, Pointer)]
+            launches.append(_Launch(getattr(module, k.name), grid, arguments, pointers, blocks, options))
         scalars = [n for n, x in enumerate(inputs) if x.device != device]
-
-        def run(tensors: Sequence[Tensor]) -> list[Tensor]:
-            every = list(tensors)
-            for n in scalars:
-                every[n] = every[n].to(device)
-            every += [torch.empty(shape, dtype=dtype, device=device) for shape, dtype in made]
-            for launch in launches:
-                launch(every)
-            return [every[n] for n in returned]
-
-        if device.type != "cuda":
-            return run
-
-        def on_device(tensors: Sequence[Tensor]) -> list[Tensor]:
-            if torch.cuda.current_device() == device.index:
-                return run(tensors)
-            with torch.cuda.device(device):
-                return run(tensors)
-
-        return on_device
+        return _Bound(launches, outputs, scratch, scalars, device)
 
     def compile(self, inputs: Sequence[Tensor], sizes: Mapping[str, int], target: str) -> list[Any]:
         """Every kernel compiled for a target, as a launch with these inputs (meta tensors are enough) would be."""
@@ -171,19 +155,87 @@ class Launcher:
                     arguments.append(number.sizes[a.size])
         return {n: v for n, v in blocks.items() if v is not None}, arguments
 
-    def _launch(self, k: Printed, kernel: Any, number: _Numbers, places: Mapping[str, int], blocks: dict[str, int],
-                arguments: list[Any]) -> Callable[[list[Tensor]], None]:  # fmt: skip
-        grid = (math.prod(_count(number(n), blocks, step) for n, step in k.grid),)
-        pointers = [(n, places[a.tensor]) for n, (_, a) in enumerate(k.arguments) if isinstance(a, Pointer)]
-        options = {"num_warps": self.warps, "num_stages": self.stages} | blocks
 
-        def launch(tensors: list[Tensor]) -> None:
-            given = list(arguments)
-            for n, place in pointers:
-                given[n] = tensors[place]
-            kernel[grid](*given, **options)
+class _Launch:
+    """One kernel with its grid and its integer arguments. After the first call the compiled kernel is entered directly."""
 
-        return launch
+    def __init__(
+        self,
+        kernel: Any,
+        grid: int,
+        arguments: list[Any],
+        pointers: list[tuple[int, int]],
+        blocks: dict[str, int],
+        options: dict[str, int],
+    ) -> None:
+        self._kernel, self._grid, self._options = kernel, (grid, 1, 1), options | blocks
+        self._arguments, self._pointers = arguments, pointers
+        self._given = [*arguments, *blocks.values()]
+        self.runner: Callable[..., None] | None = None
+
+    def first(self, tensors: Sequence[Tensor]) -> None:
+        """Compiles for these tensors, and launches."""
+        given = list(self._arguments)
+        for n, place in self._pointers:
+            given[n] = tensors[place]
+        compiled = self._kernel[self._grid](*given, **self._options)
+        if compiled is not None:
+            self.runner = compiled[self._grid]
+
+    def again(self, addresses: Sequence[int]) -> None:
+        given = self._given.copy()
+        for n, place in self._pointers:
+            given[n] = addresses[place]
+        assert self.runner is not None
+        self.runner(*given)
+
+
+class _Bound:
+    """The launches of a program for given shapes and strides. Safe to call from several threads and on any stream."""
+
+    def __init__(
+        self,
+        launches: list[_Launch],
+        outputs: list[tuple[tuple[int, ...], torch.dtype]],
+        scratch: list[tuple[tuple[int, ...], torch.dtype]],
+        scalars: list[int],
+        device: torch.device,
+    ) -> None:
+        self._launches, self._outputs, self._scratch, self._scalars = launches, outputs, scratch, scalars
+        self._device = device
+        self._offsets: list[int] = []
+        self._bytes = 0
+        for shape, dtype in scratch:
+            self._offsets.append(self._bytes)
+            self._bytes += -(-math.prod(shape) * dtype.itemsize // 256) * 256
+        self._ready = False
+
+    def __call__(self, tensors: Sequence[Tensor]) -> list[Tensor]:
+        device = self._device
+        if device.type == "cuda" and torch.cuda.current_device() != device.index:
+            with torch.cuda.device(device):
+                return self._run(tensors)
+        return self._run(tensors)
+
+    def _run(self, tensors: Sequence[Tensor]) -> list[Tensor]:
+        device = self._device
+        if self._scalars:
+            tensors = [x.to(device) if n in self._scalars else x for n, x in enumerate(tensors)]
+        outputs = [torch.empty(shape, dtype=dtype, device=device) for shape, dtype in self._outputs]
+        if not self._ready:
+            scratch = [torch.empty(shape, dtype=dtype, device=device) for shape, dtype in self._scratch]
+            for launch in self._launches:
+                launch.first([*tensors, *outputs, *scratch])
+            self._ready = all(launch.runner is not None for launch in self._launches)
+            return outputs
+        addresses = [x.data_ptr() for x in tensors] + [x.data_ptr() for x in outputs]
+        if self._bytes:
+            buffer = torch.empty(self._bytes, dtype=torch.uint8, device=device)
+            start = buffer.data_ptr()
+            addresses += [start + offset for offset in self._offsets]
+        for launch in self._launches:
+            launch.again(addresses)
+        return outputs
 
 
 class _Numbers:

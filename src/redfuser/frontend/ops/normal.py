@@ -207,7 +207,8 @@ def attention(lo: Lowering, call: Call) -> Result:
     if call["dropout_p"] != 0:
         raise NotCovered("attention with dropout")
     c = call.dtype.compute
-    q, k, v = (promoted(call.value(n), c) for n in ("query", "key", "value"))
+    q, k = (promoted(call.value(n), c) for n in ("query", "key"))
+    v = promoted(call.value("value"), call.dtype)
     if call.get("enable_gqa"):
         k, v = (_shared_heads(x, q.shape[-3]) for x in (k, v))
     batch = call.shape[:-2]
