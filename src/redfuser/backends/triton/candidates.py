@@ -77,7 +77,7 @@ def candidates(
         return []
     best = min(t for t, _, _ in timed)
     # the model is coarse: among what it holds for about as fast, the order of the lists below, which was measured
-    timed.sort(key=lambda x: (round(math.log(x[0] / best, 1.7)), x[1]))
+    timed.sort(key=lambda x: (round(math.log(x[0] / best, 2.5)), x[1]))
     return [s for _, _, s in timed]
 
 
