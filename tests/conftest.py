@@ -13,6 +13,8 @@ import torch
 def _own_cache(tmp_path_factory):
     """What the tests tune and compile, in this process and those it starts, stays out of the user's cache."""
     os.environ["REDFUSER_CACHE_DIR"] = str(tmp_path_factory.mktemp("cache"))
+    os.environ["XDG_CACHE_HOME"] = str(tmp_path_factory.mktemp("xdg"))  # the sources of kernels
+    os.environ["TRITON_CACHE_DIR"] = str(tmp_path_factory.mktemp("triton"))
 
 
 @pytest.fixture(autouse=True)
