@@ -142,7 +142,9 @@ def best_keys(keys, slot, AXIS: tl.constexpr, K: tl.constexpr):
     "merged_keys": """
 @triton.jit
 def merged_keys(left, right, slot, AXIS: tl.constexpr, K: tl.constexpr):
-    # the K largest keys of two lists along AXIS, largest first
+    # the K largest keys of two lists along AXIS, largest first; slots beyond K, read as padding, hold no element
+    left = tl.where(slot < K, left, -0x7F80000100000000)
+    right = tl.where(slot < K, right, -0x7F80000100000000)
     out = slot.to(tl.int64) * 0 - 0x7F80000100000000
     for n in tl.static_range(K):
         top = tl.maximum(tl.max(left, AXIS, keep_dims=True), tl.max(right, AXIS, keep_dims=True))
