@@ -8,6 +8,8 @@ from printed import launch
 from stages import record
 from test_inputs import schedules
 
+from redfuser.tile.strategy import Unsupported
+
 NAN, INF = float("nan"), float("inf")
 
 
@@ -55,11 +57,6 @@ def test_top_k_of_equals_and_nan(schedule, k, make, tmp_path):
 
 
 @schedules
-def test_smallest(schedule, tmp_path):
-    exact(lambda x: torch.topk(x - x.mean(-1, keepdim=True), 3, dim=-1, largest=False), rnd(6, 50), schedule, tmp_path)
-
-
-@schedules
 @pytest.mark.parametrize("make", [ties, special])
 @pytest.mark.parametrize("name", ["argmax", "argmin"])
 def test_positions_of_the_best(schedule, make, name, tmp_path):
@@ -69,3 +66,19 @@ def test_positions_of_the_best(schedule, make, name, tmp_path):
 @schedules
 def test_more_than_there_are_in_a_segment(schedule, tmp_path):
     exact(lambda x: torch.topk(torch.softmax(x, -1), 17, dim=-1), rnd(3, 18), schedule, tmp_path)
+
+
+@schedules
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16], ids=str)
+def test_dtypes(schedule, dtype, tmp_path):
+    x = (rnd(6, 50) * 2).round().to(dtype)
+    exact(lambda x: torch.topk(x * (x > 0).any(-1, keepdim=True), 5, dim=-1), x, schedule, tmp_path)
+
+
+@schedules
+@pytest.mark.parametrize("dtype", [torch.float64, torch.int64], ids=str)
+def test_what_does_not_fit_one_integer_with_its_position(schedule, dtype, tmp_path):
+    x = (rnd(6, 50) * 1000).to(dtype)
+    (r,) = record(lambda x: torch.topk(x * (x > 0).any(-1, keepdim=True), 5, dim=-1), (x,))
+    with pytest.raises(Unsupported, match="do not fit one integer"):
+        launch(r, schedule, tmp_path)

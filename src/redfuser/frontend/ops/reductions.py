@@ -144,6 +144,8 @@ def topk(lo: Lowering, call: Call) -> Result:
     if v.rank == 0:
         raise NotCovered("top-k of a scalar")
     d = call.dim()
+    if call.length("k").value == 1:  # a list of one lies along no axis
+        return [with_kept(p, v, (d,)) for p in select_dim(lo, Reducer.ARGMAX, v, d)]
     found = select_dim(lo, Reducer.TOPK, v, d, call.length("k"))
     shape = [*v.shape[:d], call.length("k"), *v.shape[d + 1 :]]
     return [p.view(shape, lambda ix: (*ix[:d], *ix[d + 1 :], ix[d])) for p in found]
