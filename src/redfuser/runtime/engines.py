@@ -135,7 +135,8 @@ class TritonEngine:
 
         key = id(program), schedule
         if key not in self._launchers:
-            made = Launcher(program, Form(precision=_precision()), schedule.warps, schedule.stages, kernels_directory())
+            form = Form(precision=_precision(), bulk=schedule.bulk, roles=schedule.roles)
+            made = Launcher(program, form, schedule.warps, schedule.stages, kernels_directory())
             self._launchers[key] = program, made
         return self._launchers[key][1]
 
@@ -156,7 +157,7 @@ class TritonEngine:
         return self.launcher(program, schedule).prepare(dict(sizes))
 
     def source(self, program: Program, schedule: Schedule) -> str:
-        return self.launcher(program, schedule).source(False)[0].text
+        return self.launcher(program, schedule).source()[0].text
 
 
 def kernels_directory() -> Path:

@@ -223,6 +223,7 @@ class _Builder:
         passes = len(self.derivation.passes)
         for piece in masks.pieces(p, self.axis, tile.block, axes, within, frozenset(self.stages)):
             low.open(self.axis, piece.full)
+            low.ends[self.axis] = tile.first, tile.last
             low.moving(states, 1)
             elements = {s.name: masks.assume(s.element, piece.known) for s in p.steps if isinstance(s, Accumulator)}
             low.expect(e for s in p.steps for e in (_bodies(s, elements)) if e is not None)
@@ -238,6 +239,7 @@ class _Builder:
             low.add(Assign(name, v.name))
         body = low.close()
         low.moving(states, 0)
+        low.ends.clear()
         for s in p.steps:
             for part in Part:
                 if (s.name, True, part) in low.state:

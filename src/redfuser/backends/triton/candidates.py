@@ -19,7 +19,8 @@ from redfuser.tile.strategy import Schedule, Unsupported
 
 LONGEST_WHOLE = 16384
 LONGEST_WHOLE_DOT = 512
-MOST = 48  # schedules that the model looks at
+MOST_SEGMENTS = 1024
+MOST = 64  # schedules that the model looks at
 
 
 class Shape:
@@ -56,7 +57,7 @@ def candidates(
     ``across``: neighbouring elements in memory lie along the rows, not along the cascade axis.
     """
     shape = Shape(region, derivation, sizes)
-    kinds = _dots(shape) if shape.matrix else _rows(shape, across)
+    kinds = _dots(shape, machine) if shape.matrix else _rows(shape, across)
     timed: list[tuple[float, int, Schedule]] = []
     programs: dict[Schedule, Program] = {}
     seen: set[Schedule] = set()
@@ -64,7 +65,7 @@ def candidates(
         if s in seen or len(seen) >= MOST:
             continue
         seen.add(s)
-        plain = replace(s, warps=0, stages=0)
+        plain = replace(s, warps=0, stages=0, bulk=False, roles=False)
         try:
             if plain not in programs:
                 programs[plain] = build(region, derivation, plain)
@@ -125,16 +126,16 @@ def _merge_column(shape: Shape) -> int | None:
 
 
 def _segments(programs: int, tiles: int, machine: Machine) -> list[int]:
-    """Numbers of segments that fill the machine once, twice and four times."""
+    """Numbers of segments that give every processor one program, and up to 16."""
     found = []
-    for times in (1, 2, 4):
-        n = min(tiles, max(2, round(times * machine.processors / programs)), 512)
+    for times in (8, 4, 16, 2, 1):
+        n = min(tiles, max(2, round(times * machine.processors / programs)), MOST_SEGMENTS)
         if n > 1 and n not in found:
             found.append(n)
     return found or [2]
 
 
-def _dots(shape: Shape) -> Iterator[Schedule]:
+def _dots(shape: Shape, machine: Machine) -> Iterator[Schedule]:
     """Tiles for cascades with matrix products."""
     row_sizes = [r for r in (128, 64, 256, 32, 16) if r <= max(16, power(shape.rows))]
     if shape.columns > 512:
@@ -145,6 +146,12 @@ def _dots(shape: Shape) -> Iterator[Schedule]:
             if row in row_sizes:
                 yield Schedule(Strategy.SINGLE, row, tile, column, warps=warps, stages=stages)
         return
+    if shape.length >= 1024 and machine.bulk and 128 in row_sizes:
+        yield Schedule(Strategy.SINGLE, 128, 128, None, warps=4, stages=2, bulk=True, roles=True)
+        for row, tile, warps, stages in (
+            (128, 64, 4, 2), (64, 64, 4, 3), (256, 64, 8, 3), (128, 128, 8, 2), (128, 64, 8, 3), (64, 128, 4, 2),
+        ):  # fmt: skip
+            yield Schedule(Strategy.SINGLE, row, tile, None, warps=warps, stages=stages, bulk=True)
     for row, tile, warps, stages in (
         (64, 64, 4, 3), (128, 64, 8, 3), (256, 64, 8, 3), (128, 64, 4, 2), (128, 128, 8, 2), (128, 64, 4, 3), (128, 32, 4, 3),
         (64, 128, 4, 2), (64, 32, 4, 3), (64, 64, 8, 2), (128, 32, 8, 3), (64, 64, 4, 2), (64, 32, 4, 2), (16, 64, 4, 3),
@@ -164,14 +171,9 @@ def _rows(shape: Shape, across: bool) -> Iterator[Schedule]:
     column = min(64, power(shape.column)) if shape.columns > 1 else None
     room = max(1, 16384 // (column or 1))
     for tile, warps, stages in (
-        (4096, 8, 2),
-        (2048, 4, 3),
-        (8192, 8, 2),
-        (4096, 4, 2),
-        (8192, 16, 2),
-        (1024, 4, 3),
-        (16384, 16, 1),
-    ):
+        (4096, 8, 2), (4096, 4, 2), (8192, 8, 2), (2048, 4, 3), (8192, 4, 2), (16384, 32, 1), (2048, 2, 2), (8192, 16, 2),
+        (1024, 1, 2), (32768, 32, 1), (1024, 4, 3), (16384, 16, 1),
+    ):  # fmt: skip
         if tile > room:
             continue
         tile = max(16, min(tile, length))
@@ -179,5 +181,5 @@ def _rows(shape: Shape, across: bool) -> Iterator[Schedule]:
             row = max(1, min(elements // min(length, tile), power(shape.rows), 64)) if tile >= length else 1
             yield Schedule(Strategy.SINGLE, row, tile, column, warps=warps, stages=stages)
     for row, warps in ((1, 4), (1, 8), (1, 16), (4, 4), (1, 1), (1, 2), (8, 4)):
-        if row <= shape.rows and length * row <= 32768 and 1024 <= length * row:
+        if row <= shape.rows and length * row <= 32768 and length * row >= 1024:
             yield Schedule(Strategy.SINGLE, row, min(length, room), column, warps=warps, stages=2)

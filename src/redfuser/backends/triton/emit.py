@@ -16,7 +16,7 @@ from redfuser.backends.triton.layout import RESERVED, Block, Dim, Layout, Piece,
 from redfuser.backends.triton.scales import pull_scales
 from redfuser.index.expr import Const, DType, Position, Ref, ref
 from redfuser.index.expr import walk as expression_nodes
-from redfuser.index.ints import ONE, Axis, FloorDiv, Gather, Int, Mod, Size, as_int, product
+from redfuser.index.ints import ONE, ZERO, Axis, FloorDiv, Gather, Int, Mod, Size, as_int, product
 from redfuser.index.nodes import Reducer
 from redfuser.tile.names import Names
 from redfuser.tile.nodes import (
@@ -78,20 +78,23 @@ class Printed:
     arguments: tuple[tuple[str, Argument], ...]
     blocks: tuple[Block, ...]
     grid: tuple[tuple[Int, str | None], ...]  # (positions, the constexpr they are taken at a time)
-    loads: int
+    bulk: tuple[tuple[str, int], ...]  # tensors that are read in bulk, and the dimension that must be contiguous
 
 
 @dataclass(frozen=True, slots=True)
 class Form:
     """Choices that the printer makes beside the schedule.
 
-    ``wide``: 64-bit offsets; ``group``: batches whose row blocks of uneven work run together, heaviest first;
-    ``precision`` of float32 dots.
+    ``bulk``: tiles of loops are loaded by the bulk copy engine, which needs unit strides and 16-byte rows; ``roles``: the
+    compiler keeps loading and computing warps apart; ``wide``: 64-bit offsets; ``group``: batches whose row blocks of
+    uneven work run together, heaviest first; ``precision`` of float32 dots.
     """
 
     wide: bool = False
     group: int = 8
     precision: str = "ieee"
+    bulk: bool = False
+    roles: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -142,7 +145,7 @@ class _Emitter:
         self.wanted: dict[str, None] = {}  # axis vectors and placeholders that the body names
         self.blocks = [_Block()]
         self.full: dict[Axis, bool] = {}
-        self.loads = 0
+        self.bulk: dict[str, tuple[str, int]] = {}
         self.raw = {
             n
             for s in walk(k.body)
@@ -387,18 +390,57 @@ class _Emitter:
         narrow = s.out.dtype.is_float and s.out.dtype.bytes < 4
         lifted = narrow and s.out.name not in self.raw
         dims = self.define(s.out, DType.FLOAT32 if lifted else None)
-        self.loads += 1
+        copied = self.form.bulk and not lifted and self.copied(s, dims)
         for at in self.everywhere(dims):
             mask = self.mask(dims, at)
             options = f", mask={mask}, other=0" if mask else ""
             tail = ".to(tl.float32)" if lifted else ""
             text = f"tl.load({self.address(s.tensor, s.index, s.clip, self.scope(dims, at), at)}{options}){tail}"
             key = self.address(s.tensor, s.index, s.clip, self.scope(dims, at, True), at, True) + options + tail
+            if copied:
+                text, options, tail = self.copy(s, dims, at), "", ""
             name = self.variable(s.out.name, dims, at)
             known = next((b.loaded[key] for b in self.blocks if key in b.loaded), None)
             self.line(f"{name} = {known or text}")
             if known is None:
                 self.blocks[-1].loaded[key] = name
+
+    def copied(self, s: Read, dims: tuple[Dim, ...]) -> bool:
+        """True for a tile of a loop's axis and one whole axis, each an index of its own, at a place that the program fixes."""
+        if len(dims) != 2 or not dims[1].whole or any(len(d.axes) > 1 for d in dims) or any(s.clip):
+            return False
+        streamed = dims[0].role is Role.CASCADE and dims[0].axes[0] in self.full
+        if not streamed and not (self.form.roles and dims[0] is self.layout.row and len(self.blocks) == 1):
+            return False
+        inner = {d.axes[0] for d in dims}
+        own = [i.axis for i in s.index if i.axes() & inner]
+        fixed = [i for i in s.index if not i.axes() & inner]
+        rows = frozenset(self.layout.row.axes if self.layout.row is not None else ())
+        still = all(not any(True for _ in i.gathers()) and not i.axes() & rows for i in fixed)
+        return len(own) == 2 and own == [d.axes[0] for d in dims] and still
+
+    def copy(self, s: Read, dims: tuple[Dim, ...], at: dict[Dim, int]) -> str:
+        """A load by descriptor. The descriptor is made once, before the loop; beyond the tensor's end it gives 0."""
+        scope = self.scope((), at)
+        places = [n for n, i in enumerate(s.index) if i.axis in {d.axes[0] for d in dims}]
+        index = [ZERO if n in places else i for n, i in enumerate(s.index)]
+        pointer = self.address(s.tensor, index, s.clip, scope, {})
+        shape = ", ".join(show_int(as_int(d.axes[0].size), scope) for d in dims)
+        stride = self.argument(f"{s.tensor}_stride_{places[0]}", Stride(s.tensor, places[0]))
+        block = ", ".join(str(d.pieces[at[d]].length) for d in dims)
+        made = f"tl.make_tensor_descriptor({pointer}, [{shape}], [{stride}, 1], [{block}])"
+        name = self.descriptor(s.tensor, made)
+        self.bulk[s.tensor] = (s.tensor, places[1])
+        streamed = dims[0].role is Role.CASCADE
+        start = self.axis_id(dims[0].axes[0], "_start") if streamed else "row_tile * ROWS"
+        return f"{name}.load([{start}, {dims[1].pieces[at[dims[1]]].start}])"
+
+    def descriptor(self, tensor: str, made: str) -> str:
+        key = ("descriptor", made)
+        if key not in self.ids:
+            self.ids[key] = self.names.new(f"{tensor}_tiles")
+            self.blocks[0].lines.append(f"{self.ids[key]} = {made}")
+        return self.ids[key]
 
     def store(self, s: Store) -> None:
         dims = self.layout.of(frozenset(s.axes))
@@ -636,8 +678,9 @@ class _Emitter:
             head = []
         else:
             piece = d.pieces[0]
-            first = self.id("axis", f"{d.name}_start")
-            self.line(f"for {first} in tl.range({start}, {stop}, {piece.length}):")
+            first = self.axis_id(s.axis, "_start")
+            apart = ", warp_specialize=True" if self.form.roles and s.full else ""
+            self.line(f"for {first} in tl.range({start}, {stop}, {piece.length}{apart}):")
             head = [f"{self.index_name(d, 0)} = {first} + tl.arange(0, {piece.length})"]
             for a, text in self.first_and_last(s.axis, first, str(piece.length)):
                 head.append(f"{a} = {text}")
@@ -701,7 +744,9 @@ class _Emitter:
         if len(signature) > 110:
             signature = f"def {self.name}(\n    {_wrapped(names)},\n):"
         text = "\n".join([decorator, signature, *(f"    {line}" for line in lines)]) + "\n"
-        return Printed(self.name, text, tuple(self.arguments.items()), tuple(blocks), tuple(grid), self.loads)
+        return Printed(
+            self.name, text, tuple(self.arguments.items()), tuple(blocks), tuple(grid), tuple(self.bulk.values())
+        )
 
     def prologue(self) -> tuple[list[str], list[tuple[Int, str | None]]]:
         """The place of a program in the grid, and the index vectors that the body names."""
