@@ -135,7 +135,7 @@ class TritonEngine:
 
         key = id(program), schedule
         if key not in self._launchers:
-            form = Form(precision=_precision(), bulk=schedule.bulk, roles=schedule.roles)
+            form = Form(precision=_precision(), bulk=schedule.bulk)
             made = Launcher(program, form, schedule.warps, schedule.stages, kernels_directory())
             self._launchers[key] = program, made
         return self._launchers[key][1]

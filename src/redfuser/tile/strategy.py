@@ -16,8 +16,7 @@ class Schedule:
     """``row``: positions of all row axes together in a tile; ``tile``: of the cascade axis; ``column``: of each column
     axis (None: whole); ``segments``: pieces of the cascade axis, for MULTI; ``merge_row`` and ``merge_column``: the
     blocks in which their partial states are joined (None: as before); ``warps`` and ``stages``: what a GPU's compiler
-    is told, threads by 32 and loads in flight; ``bulk``: tiles come by its bulk copy engine; ``roles``: warps that load
-    and warps that compute are kept apart."""
+    is told, threads by 32 and loads in flight; ``bulk``: tiles come by its bulk copy engine."""
 
     strategy: Strategy
     row: int = 64
@@ -29,4 +28,3 @@ class Schedule:
     warps: int = 4
     stages: int = 2
     bulk: bool = False
-    roles: bool = False

@@ -65,7 +65,7 @@ def candidates(
         if s in seen or len(seen) >= MOST:
             continue
         seen.add(s)
-        plain = replace(s, warps=0, stages=0, bulk=False, roles=False)
+        plain = replace(s, warps=0, stages=0, bulk=False)
         try:
             if plain not in programs:
                 programs[plain] = build(region, derivation, plain)
@@ -147,7 +147,6 @@ def _dots(shape: Shape, machine: Machine) -> Iterator[Schedule]:
                 yield Schedule(Strategy.SINGLE, row, tile, column, warps=warps, stages=stages)
         return
     if shape.length >= 1024 and machine.bulk and 128 in row_sizes:
-        yield Schedule(Strategy.SINGLE, 128, 128, None, warps=4, stages=2, bulk=True, roles=True)
         for row, tile, warps, stages in (
             (128, 64, 4, 2), (64, 64, 4, 3), (256, 64, 8, 3), (128, 128, 8, 2), (128, 64, 8, 3), (64, 128, 4, 2),
         ):  # fmt: skip

@@ -85,16 +85,18 @@ class Printed:
 class Form:
     """Choices that the printer makes beside the schedule.
 
-    ``bulk``: tiles of loops are loaded by the bulk copy engine, which needs unit strides and 16-byte rows; ``roles``: the
-    compiler keeps loading and computing warps apart; ``wide``: 64-bit offsets; ``group``: batches whose row blocks of
-    uneven work run together, heaviest first; ``precision`` of float32 dots.
+    ``bulk``: tiles of loops are loaded by the bulk copy engine, which needs unit strides and 16-byte rows; ``wide``:
+    64-bit offsets; ``group``: batches whose row blocks of uneven work run together, heaviest first; ``precision`` of
+    float32 dots.
+
+    Triton's own split into loading and computing warps (``warp_specialize``) is not used: with 3.6 these kernels then
+    compile on Hopper and give wrong results.
     """
 
     wide: bool = False
     group: int = 8
     precision: str = "ieee"
     bulk: bool = False
-    roles: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -409,8 +411,7 @@ class _Emitter:
         """True for a tile of a loop's axis and one whole axis, each an index of its own, at a place that the program fixes."""
         if len(dims) != 2 or not dims[1].whole or any(len(d.axes) > 1 for d in dims) or any(s.clip):
             return False
-        streamed = dims[0].role is Role.CASCADE and dims[0].axes[0] in self.full
-        if not streamed and not (self.form.roles and dims[0] is self.layout.row and len(self.blocks) == 1):
+        if dims[0].role is not Role.CASCADE or dims[0].axes[0] not in self.full:
             return False
         inner = {d.axes[0] for d in dims}
         own = [i.axis for i in s.index if i.axes() & inner]
@@ -431,8 +432,7 @@ class _Emitter:
         made = f"tl.make_tensor_descriptor({pointer}, [{shape}], [{stride}, 1], [{block}])"
         name = self.descriptor(s.tensor, made)
         self.bulk[s.tensor] = (s.tensor, places[1])
-        streamed = dims[0].role is Role.CASCADE
-        start = self.axis_id(dims[0].axes[0], "_start") if streamed else "row_tile * ROWS"
+        start = self.axis_id(dims[0].axes[0], "_start")
         return f"{name}.load([{start}, {dims[1].pieces[at[dims[1]]].start}])"
 
     def descriptor(self, tensor: str, made: str) -> str:
@@ -679,8 +679,7 @@ class _Emitter:
         else:
             piece = d.pieces[0]
             first = self.axis_id(s.axis, "_start")
-            apart = ", warp_specialize=True" if self.form.roles and s.full else ""
-            self.line(f"for {first} in tl.range({start}, {stop}, {piece.length}{apart}):")
+            self.line(f"for {first} in tl.range({start}, {stop}, {piece.length}):")
             head = [f"{self.index_name(d, 0)} = {first} + tl.arange(0, {piece.length})"]
             for a, text in self.first_and_last(s.axis, first, str(piece.length)):
                 head.append(f"{a} = {text}")

@@ -68,7 +68,7 @@ class Launcher:
 
     def source(self, wide: bool = False, bulk: bool = True) -> tuple[Source, Any]:
         """The module as text and loaded; ``wide`` offsets, and ``bulk`` copies where the form has them."""
-        form = replace(self.form, wide=wide, bulk=bulk and self.form.bulk, roles=bulk and self.form.roles)
+        form = replace(self.form, wide=wide, bulk=bulk and self.form.bulk)
         if form not in self._forms:
             made = emit(self.program, form)
             self._forms[form] = made, load(made.text, self.directory)
