@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import itertools
-import math
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import replace
 
@@ -20,7 +19,10 @@ from redfuser.tile.strategy import Schedule, Unsupported
 LONGEST_WHOLE = 16384
 LONGEST_WHOLE_DOT = 512
 MOST_SEGMENTS = 1024
-MOST = 64  # schedules that the model looks at
+MOST = 64
+COARSE = (
+    4.0  # times the shortest time by the model: what takes longer is not measured  # schedules that the model looks at
+)
 
 
 class Shape:
@@ -77,8 +79,9 @@ def candidates(
     if not timed:
         return []
     best = min(t for t, _, _ in timed)
-    # the model is coarse: among what it holds for about as fast, the order of the lists below, which was measured
-    timed.sort(key=lambda x: (round(math.log(x[0] / best, 2.5)), x[1]))
+    # the model is coarse: it rules out; the order is that of the lists below, which were measured
+    timed = [x for x in timed if x[0] <= COARSE * best]
+    timed.sort(key=lambda x: x[1])
     return [s for _, _, s in timed]
 
 
@@ -170,8 +173,8 @@ def _rows(shape: Shape, across: bool) -> Iterator[Schedule]:
     column = min(64, power(shape.column)) if shape.columns > 1 else None
     room = max(1, 16384 // (column or 1))
     for tile, warps, stages in (
-        (4096, 8, 2), (4096, 4, 2), (8192, 8, 2), (2048, 4, 3), (8192, 4, 2), (16384, 32, 1), (2048, 2, 2), (8192, 16, 2),
-        (1024, 1, 2), (32768, 32, 1), (1024, 4, 3), (16384, 16, 1),
+        (8192, 4, 2), (4096, 4, 2), (1024, 1, 2), (8192, 8, 2), (2048, 2, 2), (4096, 8, 2), (2048, 4, 3), (16384, 32, 1),
+        (8192, 16, 2), (32768, 32, 1), (1024, 4, 3), (16384, 16, 1),
     ):  # fmt: skip
         if tile > room:
             continue
