@@ -172,16 +172,17 @@ def _rows(shape: Shape, across: bool) -> Iterator[Schedule]:
         return
     column = min(64, power(shape.column)) if shape.columns > 1 else None
     room = max(1, 16384 // (column or 1))
+    if shape.length <= 1024:
+        for elements, warps in ((1024, 4), (4096, 8), (2048, 4), (2048, 8), (1024, 2), (4096, 4), (8192, 8)):
+            row = max(1, min(elements // length, power(shape.rows)))
+            yield Schedule(Strategy.SINGLE, row, max(16, min(length, room)), column, warps=warps, stages=2)
+    elif length <= min(room, LONGEST_WHOLE):
+        for row, warps in ((1, 4), (1, 8), (2, 8), (1, 16), (4, 8)):
+            if row <= shape.rows and length * row <= 32768:
+                yield Schedule(Strategy.SINGLE, row, length, column, warps=warps, stages=2)
     for tile, warps, stages in (
         (8192, 4, 2), (4096, 4, 2), (1024, 1, 2), (8192, 8, 2), (2048, 2, 2), (4096, 8, 2), (2048, 4, 3), (16384, 32, 1),
         (8192, 16, 2), (32768, 32, 1), (1024, 4, 3), (16384, 16, 1),
     ):  # fmt: skip
-        if tile > room:
-            continue
-        tile = max(16, min(tile, length))
-        for elements in (4096, 1024, 16384):
-            row = max(1, min(elements // min(length, tile), power(shape.rows), 64)) if tile >= length else 1
-            yield Schedule(Strategy.SINGLE, row, tile, column, warps=warps, stages=stages)
-    for row, warps in ((1, 4), (1, 8), (1, 16), (4, 4), (1, 1), (1, 2), (8, 4)):
-        if row <= shape.rows and length * row <= 32768 and length * row >= 1024:
-            yield Schedule(Strategy.SINGLE, row, min(length, room), column, warps=warps, stages=2)
+        if tile <= min(room, length):
+            yield Schedule(Strategy.SINGLE, 1, tile, column, warps=warps, stages=stages)
