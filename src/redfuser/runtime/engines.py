@@ -135,7 +135,9 @@ class TritonEngine:
 
         key = id(program), schedule
         if key not in self._launchers:
-            form = Form(precision=_precision(), bulk=schedule.bulk)
+            form = Form(
+                precision=_precision(), bulk=schedule.bulk, coarse=self.target.startswith("cuda") and not _interpreted()
+            )
             made = Launcher(program, form, schedule.warps, schedule.stages, kernels_directory())
             self._launchers[key] = program, made
         return self._launchers[key][1]
@@ -163,6 +165,13 @@ class TritonEngine:
 def kernels_directory() -> Path:
     """Where the sources of kernels lie: Triton reads a kernel from its file."""
     return default_directory() / "kernels"
+
+
+def _interpreted() -> bool:
+    """True where Triton runs kernels on the CPU, in Python."""
+    import triton
+
+    return bool(triton.knobs.runtime.interpret)
 
 
 def _precision() -> str:

@@ -14,7 +14,7 @@ from redfuser.backends.triton import functions
 from redfuser.backends.triton.expr import TL, Scope, show, show_const, show_int
 from redfuser.backends.triton.layout import RESERVED, Block, Dim, Layout, Piece, walk
 from redfuser.backends.triton.scales import pull_scales
-from redfuser.index.expr import Const, DType, Position, Ref, ref
+from redfuser.index.expr import Const, DType, Expr, Position, Ref, ref
 from redfuser.index.expr import walk as expression_nodes
 from redfuser.index.ints import ONE, ZERO, Axis, FloorDiv, Gather, Int, Mod, Size, as_int, product
 from redfuser.index.nodes import Reducer
@@ -87,7 +87,8 @@ class Form:
 
     ``bulk``: tiles of loops are loaded by the bulk copy engine, which needs unit strides and 16-byte rows; ``wide``:
     64-bit offsets; ``group``: batches whose row blocks of uneven work run together, heaviest first; ``precision`` of
-    float32 dots.
+    float32 dots; ``coarse``: functions of sums of 16-bit products by NVIDIA's instructions that are right to 11 bits,
+    where the sum itself, rounded by PyTorch to 8 or 11, is no better.
 
     Triton's own split into loading and computing warps (``warp_specialize``) is not used: with 3.6 these kernels then
     compile on Hopper and give wrong results.
@@ -96,6 +97,7 @@ class Form:
     wide: bool = False
     group: int = 8
     precision: str = "ieee"
+    coarse: bool = False
     bulk: bool = False
 
 
@@ -148,6 +150,7 @@ class _Emitter:
         self.blocks = [_Block()]
         self.full: dict[Axis, bool] = {}
         self.bulk: dict[str, tuple[str, int]] = {}
+        self.coarse: set[str] = set()
         self.raw = {
             n
             for s in walk(k.body)
@@ -202,7 +205,12 @@ class _Emitter:
             own = self.layout.of(v.axes)
             return self.variable(name, own, at), own, self.dtypes.get(name, v.dtype)
 
-        return Scope(dims, value, atom, self.size, self.use)
+        return Scope(dims, value, atom, self.size, self.use, self.is_coarse)
+
+    def is_coarse(self, e: Expr) -> bool:
+        """True for an expression of sums of 16-bit products, and of constants."""
+        names = [x.name for x in expression_nodes(e) if isinstance(x, Ref)]
+        return self.form.coarse and bool(names) and all(n in self.coarse for n in names)
 
     def variable(self, name: str, dims: tuple[Dim, ...], at: dict[Dim, int]) -> str:
         suffix = "".join(f"_{at[d]}" for d in dims if len(d.pieces) > 1)
@@ -295,6 +303,8 @@ class _Emitter:
                 self.read(s)
             case Map() | Correct():
                 dims = self.define(s.out)
+                if self.is_coarse(s.expr):
+                    self.coarse.add(s.out.name)
                 for at in self.everywhere(dims):
                     text = show(s.expr, self.scope(dims, at), s.out.dtype)
                     if not any(isinstance(x, Ref | Position) for x in expression_nodes(s.expr)):
@@ -461,6 +471,8 @@ class _Emitter:
     def guard(self, s: Guard) -> None:
         own = self.layout.of(self.values[s.arg].axes)
         dims = self.define(s.out, self.dtypes.get(s.arg))
+        if s.arg in self.coarse:
+            self.coarse.add(s.out.name)
         d = self.layout.dims.get(s.axis)
         for at in self.everywhere(dims):
             scope = self.scope(dims, at)
@@ -551,6 +563,8 @@ class _Emitter:
         left, right = (self.layout.of(self.values[n].axes) for n in (s.left, s.right))
         over = self.layout.of(frozenset(s.over))
         dims = self.define(s.out)
+        if all(self.values[n].dtype in (DType.BFLOAT16, DType.FLOAT16) for n in (s.left, s.right)):
+            self.coarse.add(s.out.name)
         rows = tuple(d for d in left if d not in over and d not in right)
         columns = tuple(d for d in right if d not in over and d not in left)
         shared = tuple(d for d in left if d in right and d not in over)

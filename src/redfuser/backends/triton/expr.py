@@ -38,13 +38,17 @@ _HELPER = {
 
 @dataclass(frozen=True, slots=True)
 class Scope:
-    """What an expression may name: the text of a value or of an axis in a block with dimensions ``dims``."""
+    """What an expression may name: the text of a value or of an axis in a block with dimensions ``dims``.
+
+    ``coarse`` says that an expression carries the rounding of 16-bit numbers anyway.
+    """
 
     dims: tuple[Dim, ...]
     value: Callable[[str], tuple[str, tuple[Dim, ...], DType]]
     atom: Callable[[Axis], tuple[str, tuple[Dim, ...]]]
     size: Callable[[Size], str]
     use: Callable[[str], str]
+    coarse: Callable[[Expr], bool] = lambda e: False
 
     def spread(self, text: str, dims: tuple[Dim, ...]) -> str:
         """A block with dimensions ``dims`` among those at hand."""
@@ -177,7 +181,10 @@ def _arithmetic(e: Apply, args: list[str], work: DType, s: Scope) -> str:
             return args[0]
         return f"{_CALL[e.fn]}({args[0]})"
     if e.fn in _HELPER:
-        return f"{s.use(_HELPER[e.fn])}({', '.join(args)})"
+        name = _HELPER[e.fn]
+        if name in ("tanh", "sigmoid") and work is DType.FLOAT32 and s.coarse(e.args[0]):
+            name = f"coarse_{name}"
+        return f"{s.use(name)}({', '.join(args)})"
     match e.fn:
         case Fn.FLOORDIV:
             return (

@@ -98,7 +98,7 @@ class _Rewrite:
         if isinstance(s, Assign):
             self.forget(s.state)
         if isinstance(s, Map) and s.out.dtype is DType.FLOAT32:
-            s = replace(s, expr=transform(s.expr, self.exponential))
+            s = replace(s, expr=self.products(transform(s.expr, self.exponential)))
             self.new.append(s)
             self.scale(s)
         elif isinstance(s, Guard) and s.arg in self.scaled and _infinite(s.fill):
@@ -155,8 +155,24 @@ class _Rewrite:
             case Apply(fn=Fn.WHERE, args=(c, a, b)) if isinstance(a, Const) and _infinite(a):
                 inner = self.factor(b)
                 return None if inner is None else (inner[0], Apply(Fn.WHERE, (c, a, inner[1]), e.dtype))
+            case Apply(dtype=DType.FLOAT32):
+                return 1.0, e
             case _:
                 return None
+
+    def products(self, e: Expr) -> Expr:
+        """Chains of constant factors and divisors as one product, where a dot's rounding is larger than theirs."""
+
+        def one(x: Expr) -> Expr | None:
+            if not (isinstance(x, Apply) and x.fn in (Fn.MUL, Fn.DIV) and _names(x) & self.summed):
+                return None
+            found = self.factor(x)
+            if found is None or found[1] is x or found[0] == 1:
+                return None
+            factor, inner = found
+            return Apply(Fn.MUL, (transform(inner, one), const(factor, DType.FLOAT32)), DType.FLOAT32)
+
+        return transform(e, one)
 
     # -- exponentials ------------------------------------------------------------------------------------------------
     def exponential(self, e: Expr) -> Expr | None:
