@@ -60,7 +60,7 @@ def _cascade(number: int, c: Cascade) -> str:
 
 
 def _reduction(r: Reduction, passes: int) -> Iterator[str]:
-    at = f"{_place(r.where)}: {r.where.text}" if r.where else ""
+    at = f"{place(r.where)}: {r.where.text}" if r.where else ""
     turn = f"   [pass {r.in_pass}]" if passes > 1 else ""
     yield ""
     yield f"  {r.name} = {r.reducer} of {r.body}{turn}"
@@ -74,7 +74,7 @@ def _reduction(r: Reduction, passes: int) -> Iterator[str]:
         yield f"    state   {', '.join(r.state)}"
 
 
-def _place(w: Where) -> str:
+def place(w: Where) -> str:
     """file:line, relative to the working directory where the file is below it."""
     path = os.path.relpath(w.file)
     return f"{w.file if path.startswith(os.pardir) else path}:{w.line}"
@@ -124,7 +124,7 @@ def _refusals(refusals: tuple[Refusal, ...]) -> Iterator[str]:
     yield "refused"
     yield "======="
     for r in refusals:
-        at = f"   ({_place(r.where)}: {r.where.text})" if r.where else ""
+        at = f"   ({place(r.where)}: {r.where.text})" if r.where else ""
         yield f"  {r.subject}{at}"
         yield from textwrap.wrap(f"{r.reason}", _WIDTH, initial_indent="    why   ", subsequent_indent="          ")
         yield from textwrap.wrap(f"{r.hint}", _WIDTH, initial_indent="    hint  ", subsequent_indent="          ")

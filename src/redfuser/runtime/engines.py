@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import importlib.util
 import os
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -14,6 +14,7 @@ from torch import Tensor
 
 from redfuser.algebra.nodes import Derivation
 from redfuser.backends import reference
+from redfuser.backends.listing import Listing, Subject
 from redfuser.errors import BackendError
 from redfuser.regions.nodes import Region
 from redfuser.runtime.cache import default_directory
@@ -84,8 +85,8 @@ class ReferenceEngine:
 
         return prepared
 
-    def source(self, program: Program, schedule: Schedule) -> str:
-        return ""
+    def listing(self, program: Program, schedule: Schedule, why: str, subject: Callable[[], Subject]) -> Listing | None:
+        return None
 
 
 class TritonEngine:
@@ -158,8 +159,13 @@ class TritonEngine:
     def prepare(self, program: Program, schedule: Schedule, sizes: Sizes) -> Prepared:
         return self.launcher(program, schedule).prepare(dict(sizes))
 
-    def source(self, program: Program, schedule: Schedule) -> str:
-        return self.launcher(program, schedule).source()[0].text
+    def listing(self, program: Program, schedule: Schedule, why: str, subject: Callable[[], Subject]) -> Listing | None:
+        def write(listings: Sequence[Listing]) -> str:
+            from redfuser.backends.triton.source import script
+
+            return script(listings, lambda x: self.launcher(x.program, x.schedule))
+
+        return Listing(program, schedule, self.target, why, subject, write)
 
 
 def kernels_directory() -> Path:
