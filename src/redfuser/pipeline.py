@@ -80,7 +80,9 @@ def analyse(capture: Capture, function: str, options: Options, parameters: Seque
             if isinstance(planned, str):
                 refusals.append(_unsupported(lowered, group, planned))
             else:
-                cascades.append(describe(planned.region, planned.derivation, planned.plan, subject(planned, function, parameters)))
+                cascades.append(
+                    describe(planned.region, planned.derivation, planned.plan, subject(planned, function, parameters))
+                )
     refusals += [r for c in cascades for r in c.refusals]
     return Analysis(function, tuple(cascades), tuple(refusals), tuple(graphs))
 

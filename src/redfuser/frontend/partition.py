@@ -47,7 +47,9 @@ class Binding:
 
     def text(self, parameters: Sequence[str], inputs: int) -> str:
         """The size as code over the names of the inputs and then of the ints."""
-        given = parameters[inputs + self.argument] if self.dim is None else f"{parameters[self.argument]}.shape[{self.dim}]"
+        given = (
+            parameters[inputs + self.argument] if self.dim is None else f"{parameters[self.argument]}.shape[{self.dim}]"
+        )
         if self.offset:
             given = f"({given} - {self.offset})"
         return given if self.scale == 1 else f"{given} // {self.scale}"

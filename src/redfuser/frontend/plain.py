@@ -88,7 +88,13 @@ class _Printer:
         target: Any = n.target
         args = [self.value(x) for x in n.args]
         kwargs = {k: self.value(x) for k, x in n.kwargs.items() if x is not None and k not in ("pin_memory", "layout")}
-        if op in ("_to_copy", "to") and len(args) == 1 or op == "to" and len(args) > 1 and target._overloadname == "dtype":
+        if (
+            op in ("_to_copy", "to")
+            and len(args) == 1
+            or op == "to"
+            and len(args) > 1
+            and target._overloadname == "dtype"
+        ):
             kind = kwargs.get("dtype") or (args[1] if len(args) > 1 else "")
             return f"{args[0]}.to({kind})" if kind else args[0]
         if op in ("div",) and kwargs.get("rounding_mode"):

@@ -59,4 +59,8 @@ def _chosen(plan: Plan) -> tuple[Decision, str, Program | None]:
         return Decision("unfused", Decided.UNSUPPORTED, str(e)), "no tile program", None
     made = plan.decide({})
     forced = plan.options.strategy is not Strategy.AUTO
-    return Decision(str(made.strategy), Decided.FORCED if forced else Decided.COST, made.reason), show_program(program), program
+    return (
+        Decision(str(made.strategy), Decided.FORCED if forced else Decided.COST, made.reason),
+        show_program(program),
+        program,
+    )

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import textwrap
 from collections.abc import Sequence
 
 from redfuser.algebra.nodes import Derivation
@@ -26,7 +27,8 @@ def summary(region: Region, derivation: Derivation) -> tuple[str, ...]:
     axis, count = region.problem.axis, len(derivation.passes)
     lines = [f"over {axis.name} < {show_int(axis.size)}, in {'one pass' if count == 1 else f'{count} passes'}:"]
     for s in region.problem.stages:
-        lines.append(f"{s.name} = {s.reducer} of {show(s.body)}")
+        text = f"{s.name} = {s.reducer} of {show(s.body)}"
+        lines += textwrap.wrap(text, 100, subsequent_indent="    ", break_long_words=False)
         if s.origin is not None and s.origin.where is not None:
             lines.append(f"    {place(s.origin.where)}: {s.origin.where.text}")
     return tuple(lines)

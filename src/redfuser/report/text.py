@@ -11,6 +11,8 @@ from redfuser.index.nodes import Where
 from redfuser.index.refusals import Refusal
 
 _WIDTH = 110
+NO_SOURCE = 'none: the reference backend runs the loop with PyTorch\'s operations; backend="triton" prints kernels'
+_SOURCE = "kernels for {target} as a file that runs alone: explain(...).source, or redfuser explain --source"
 
 
 def render(analysis: Analysis) -> str:
@@ -56,6 +58,7 @@ def _cascade(number: int, c: Cascade) -> str:
     lines += _proof(c)
     lines += ["", f"loop   ({c.decision})" if c.fused else f"loop   (not run: {c.decision.reason})"]
     lines += textwrap.indent(c.loop, "    ").splitlines()
+    lines += ["", f"source   {NO_SOURCE if c.listing is None else _SOURCE.format(target=c.listing.target)}"]
     return "\n".join(lines)
 
 

@@ -93,9 +93,7 @@ class Launcher:
         source, module = self.source(wide)
         return (source, module) if self._can_copy(source, inputs, strides) else self.source(wide, False)
 
-    def _can_copy(
-        self, source: Source, inputs: Sequence[Tensor], strides: Mapping[str, tuple[int, ...]]
-    ) -> bool:
+    def _can_copy(self, source: Source, inputs: Sequence[Tensor], strides: Mapping[str, tuple[int, ...]]) -> bool:
         """True when every tensor that the source reads in bulk lies as the copy engine needs it."""
         copied = {pair for k in source.kernels for pair in k.bulk}
         addresses = {t.name: x for t, x in zip(self._inputs, inputs, strict=True)}

@@ -87,7 +87,9 @@ class _Part:
         for t in self.made:
             note = "  # partial states" if t.kind is Kind.SCRATCH else ""
             shape = _tuple([self.length(i) for i in t.shape])
-            lines.append(f"    {self.python[t.name]} = torch.empty({shape}, dtype={TORCH[t.dtype]}, device={device}){note}")
+            lines.append(
+                f"    {self.python[t.name]} = torch.empty({shape}, dtype={TORCH[t.dtype]}, device={device}){note}"
+            )
         for k in self.source.kernels:
             lines += [f"    {x}" for x in self.call(k)]
         results = [self.python[t.name] for t in self.x.program.of(Kind.OUTPUT)]
@@ -139,7 +141,7 @@ class _Part:
                 case Length():
                     arguments.append(a.size)
         if k.bulk:
-            yield "triton.set_allocator(lambda size, align, stream: torch.empty(size, dtype=torch.int8, device=\"cuda\"))"
+            yield 'triton.set_allocator(lambda size, align, stream: torch.empty(size, dtype=torch.int8, device="cuda"))'
         given += [f"num_warps={self.schedule.warps}", f"num_stages={self.schedule.stages}"]
         yield f"grid = ({' * '.join(counts) or '1'},)"
         yield f"{k.name}[grid]({', '.join([*arguments, *given])})"

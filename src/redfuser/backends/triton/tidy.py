@@ -15,6 +15,7 @@ from collections.abc import Iterator
 
 WIDTH = 110
 _INDENT = "    "
+_MANY = 8  # items of a call stand one to a line up to here
 _OPEN, _CLOSE = "([{", ")]}"
 # where a long expression is broken, the loosest first: before the operator
 _OPERATORS = ((" | ",), (" & ",), (" + ", " - "), (" * ", " / ", " // ", " % "))
@@ -103,6 +104,10 @@ def _fit(text: str, indent: str, width: int) -> Iterator[str]:
         joined = ", ".join(items)
         if len(deeper + joined) <= width:
             yield deeper + joined + ","
+        elif len(items) > _MANY and all(len(deeper + x) < width for x in items):
+            yield from textwrap.wrap(
+                joined + ",", width, initial_indent=deeper, subsequent_indent=deeper, break_on_hyphens=False
+            )
         else:
             for x in items:
                 *lines, last = _inside(x, deeper, width - 1)
