@@ -11,8 +11,8 @@ from torch import fx
 from redfuser.algebra.checked import derive_checked
 from redfuser.algebra.nodes import Derivation
 from redfuser.analysis import Analysis, Cascade
-from redfuser.frontend.backend import Choice, make_backend
 from redfuser.backends.listing import RESERVED, Subject
+from redfuser.frontend.backend import Choice, make_backend
 from redfuser.frontend.capture import Capture
 from redfuser.frontend.lower import Lowered, TooDeep, lower
 from redfuser.frontend.partition import Cut, extract

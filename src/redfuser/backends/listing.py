@@ -10,7 +10,6 @@ from torch import Tensor
 from redfuser.tile.nodes import Program
 from redfuser.tile.strategy import Schedule
 
-
 # names of the file itself, which no parameter may take
 RESERVED = (
     "torch", "math", "os", "sys", "float", "range", "precision", "grid", "error", "check", "fused", "reference",

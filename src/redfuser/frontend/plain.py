@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import operator
+import textwrap
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -51,7 +52,7 @@ class _Printer:
                 where = where_of(n)
                 if where is not None and where.text and where.text != before:
                     before = where.text
-                    lines.append(f"# {before}")
+                    lines += textwrap.wrap(before, 100, initial_indent="# ", subsequent_indent="#     ")
                 text = self.call(n)
                 self.names[n] = self.new(name_of(n))
                 lines.append(f"{self.names[n]} = {text}")
@@ -88,13 +89,8 @@ class _Printer:
         target: Any = n.target
         args = [self.value(x) for x in n.args]
         kwargs = {k: self.value(x) for k, x in n.kwargs.items() if x is not None and k not in ("pin_memory", "layout")}
-        if (
-            op in ("_to_copy", "to")
-            and len(args) == 1
-            or op == "to"
-            and len(args) > 1
-            and target._overloadname == "dtype"
-        ):
+        overload = target._overloadname
+        if op in ("_to_copy", "to") and (len(args) == 1 or overload == "dtype"):
             kind = kwargs.get("dtype") or (args[1] if len(args) > 1 else "")
             return f"{args[0]}.to({kind})" if kind else args[0]
         if op in ("div",) and kwargs.get("rounding_mode"):
@@ -104,7 +100,7 @@ class _Printer:
         if op == "bitwise_not":
             return f"~{args[0]}"
         if op in ("add", "sub", "rsub") or op.startswith("_") or not self.public(op, n):
-            return f"torch.ops.{str(target)}({_listed(args, kwargs)})"
+            return f"torch.ops.{target}({_listed(args, kwargs)})"
         if callable(getattr(torch, op, None)):
             return f"torch.{op}({_listed(args, kwargs)})"
         return f"{args[0]}.{op}({_listed(args[1:], kwargs)})"
@@ -122,7 +118,7 @@ class _Printer:
         if n.target is operator.getitem:
             return f"{args[0]}[{args[1]}]"
         if n.target in _NUMBERS:
-            sign = _NUMBERS[n.target]  # type: ignore[index]
+            sign = _NUMBERS[n.target]
             return f"{sign}{args[0]}" if len(args) == 1 else f"{args[0]} {sign} {args[1]}"
         raise ValueError(f"{n.target} has no plain form")
 

@@ -30,7 +30,8 @@ def summary(region: Region, derivation: Derivation) -> tuple[str, ...]:
         text = f"{s.name} = {s.reducer} of {show(s.body)}"
         lines += textwrap.wrap(text, 100, subsequent_indent="    ", break_long_words=False)
         if s.origin is not None and s.origin.where is not None:
-            lines.append(f"    {place(s.origin.where)}: {s.origin.where.text}")
+            at = f"{place(s.origin.where)}: {s.origin.where.text}"
+            lines += textwrap.wrap(at, 100, initial_indent=" " * 4, subsequent_indent=" " * 8, break_long_words=False)
     return tuple(lines)
 
 

@@ -31,10 +31,7 @@ def tidy(line: str, width: int = WIDTH) -> list[str]:
     note = f"  {comment}" if comment else ""
     if len(indent + code + note) <= width:
         return [indent + code + note]
-    if len(indent + code) > width:
-        lines = list(_fit(_bracketed(code), indent, width))
-    else:
-        lines = [indent + code]
+    lines = list(_fit(_bracketed(code) if len(indent + code) > width else code, indent, width))
     return [indent + comment, *lines] if comment else lines
 
 
