@@ -59,6 +59,7 @@ FILES = {
     "top-k": lambda: source(CASES["topk_of_softmax"].fn, CASES["topk_of_softmax"].inputs()),
     "variance": lambda: source(CASES["variance"].fn, CASES["variance"].inputs(), strategy="single"),
     "cast": lambda: source(rounded_product, CASES["amax_fp8_gemm"].inputs()),
+    "float8": lambda: source(CASES["amax_fp8_gemm"].fn, CASES["amax_fp8_gemm"].inputs()),
     "indices": lambda: source(CASES["cross_entropy"].fn, CASES["cross_entropy"].inputs()),
     "a scalar": lambda: source(CASES["temperature_softmax"].fn, CASES["temperature_softmax"].inputs()),
     "several passes": lambda: source(CASES["softmax_of_zscores"].fn, CASES["softmax_of_zscores"].inputs()),
@@ -104,12 +105,16 @@ def test_file_tells_a_kernel_that_gives_nan(tmp_path):
     assert code == 1 and "WRONG" in out, out
 
 
+def coarse(q, k, v):
+    return torch.softmax(5.0 * torch.tanh(q @ k.transpose(-1, -2) / 5.0), -1) @ v
+
+
 @needs_triton
-def test_file_says_where_the_interpreter_rounds_differently(tmp_path):
-    text = source(CASES["amax_fp8_gemm"].fn, CASES["amax_fp8_gemm"].inputs())
-    assert "on a GPU" in text and "TRITON_INTERPRET=1 python" not in text
+def test_file_says_where_only_a_gpu_can_check(tmp_path):
+    text = source(coarse, qkv(), strategy="single")
+    assert "inline_asm" in text and "on a GPU" in text and "TRITON_INTERPRET=1 python" not in text
     code, out = run(text, tmp_path)
-    assert code == 1 and "checked on a GPU only" in out and "float8" in out
+    assert code == 1 and "checked on a GPU only" in out
 
 
 @needs_triton

@@ -59,8 +59,8 @@ class Engine:
 
         return run
 
-    def source(self, program, schedule):
-        return ""
+    def listing(self, program, schedule, why, subject):
+        return None
 
     def timer(self, fn):
         fn()

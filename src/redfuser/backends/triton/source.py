@@ -29,7 +29,7 @@ def script(listings: Sequence[Listing], launcher: Launchers) -> str:
     helpers: dict[str, None] = {}
     for p in parts:
         helpers |= dict.fromkeys(x.strip("\n") for x in p.source.helpers.split("\n\n\n") if x.strip())
-    interpreted = _INTERPRETED if any(p.has_narrow_dot for p in parts) else ""
+    interpreted = _INTERPRETED if any(p.is_narrow for p in parts) else ""
     blocks = [*helpers, *(k.text.strip("\n") for k in kernels)]
     for p in parts:
         blocks += [p.launch(), p.reference(), p.examples()]
@@ -59,19 +59,16 @@ class _Part:
         return [*order, *(n for n in self.subject.parameters if n not in order)]
 
     @property
-    def has_narrow_dot(self) -> bool:
-        return any("tl.dot(" in k.text for k in self.source.kernels) and any(
-            t.dtype.value == "bfloat16" for t in self.x.program.tensors
-        )
+    def is_narrow(self) -> bool:
+        """True where numbers are kept in a format that Triton's interpreter does not compute as a GPU does."""
+        text = "".join(k.text for k in self.source.kernels) + self.source.helpers
+        kept = any(t.dtype.value in ("bfloat16", "float8_e4m3fn", "float8_e5m2") for t in self.x.program.tensors)
+        return kept or "tl.bfloat16" in text or "tl.float8" in text
 
     @property
     def obstacle(self) -> str:
-        """Why the kernels give other numbers under Triton's interpreter, or none at all."""
-        if "inline_asm" in self.source.helpers:
-            return "they use instructions of the GPU"
-        if "to_e4m3" in self.source.helpers:
-            return "Triton's interpreter does not round to float8_e4m3 correctly"
-        return ""
+        """Why Triton's interpreter cannot run the kernels."""
+        return "they use instructions of the GPU" if "inline_asm" in self.source.helpers else ""
 
     def length(self, i: Int) -> str:
         return show_int(i)
@@ -232,7 +229,7 @@ def _main(parts: Sequence[_Part], interpreted: bool) -> str:
         '    device = "cpu" if interpreted else "cuda"',
     ]
     if interpreted:
-        lines += ["    if interpreted:", "        widen_dots()"]
+        lines += ["    if interpreted:", "        repair_interpreter()"]
     if len(parts) == 1:
         lines.append(f"    sys.exit(0 if {parts[0].check()} else 1)")
     else:
@@ -284,22 +281,34 @@ def check(fused, reference, examples, names, device):
 '''
 
 _INTERPRETED = '''
-def widen_dots():
-    """Triton's interpreter keeps bfloat16 as bits, and its dot multiplies the bits: it is given float32."""
+def repair_interpreter():
+    """Triton's interpreter cuts bfloat16 off and loses a carry of float8; its dot multiplies the bits of bfloat16."""
     import numpy as np
     from triton.runtime import interpreter
 
+    kinds = {
+        "fp64": torch.float64, "fp32": torch.float32, "fp16": torch.float16, "bf16": torch.bfloat16,
+        "fp8e4nv": torch.float8_e4m3fn, "fp8e5": torch.float8_e5m2,
+    }
+    integers = {1: np.int8, 2: np.int16, 4: np.int32, 8: np.int64}
     dot = interpreter.InterpreterBuilder.create_dot
+
+    def convert(data, source, target, rounding_mode):
+        source, target = kinds[str(source)], kinds[str(target)]
+        bits = torch.from_numpy(np.array(data).view(integers[source.itemsize]).reshape(-1))
+        found = bits.view(source).to(target)
+        bits = found.view(getattr(torch, f"int{8 * target.itemsize}")).numpy()
+        return bits.view(f"uint{8 * target.itemsize}").reshape(np.shape(data))
 
     def widened(x):
         if x.dtype.scalar != tl.bfloat16:
             return x
-        bits = np.asarray(x.data).view(np.uint16).astype(np.uint32) << 16
-        return interpreter.TensorHandle(bits.view(np.float32), tl.float32)
+        return interpreter.TensorHandle(convert(x.data, tl.bfloat16, tl.float32, None).view(np.float32), tl.float32)
 
     def create_dot(self, a, b, *more):
         return dot(self, widened(a), widened(b), *more)
 
+    interpreter._convert_float = convert
     interpreter.InterpreterBuilder.create_dot = create_dot
 '''
 

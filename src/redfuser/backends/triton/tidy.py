@@ -1,6 +1,6 @@
 """Printed code as a person lays it out: no bracket that changes nothing, and lines that fit.
 
-    softmax_sum_moved = tl.where((a == b), x, (x * exp))  ->  softmax_sum_moved = tl.where(a == b, x, x * exp)
+    total_moved = tl.where((a == b), x, (x * exp))  ->  total_moved = tl.where(a == b, x, x * exp)
 
 The statements stay the same: what comes out parses to the same tree as what went in.
 """
