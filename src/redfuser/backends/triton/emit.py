@@ -31,9 +31,11 @@ from redfuser.tile.nodes import (
     Down,
     Greatest,
     Guard,
+    Highest,
     Kernel,
     Least,
     Loop,
+    Lowest,
     Map,
     Program,
     Read,
@@ -725,6 +727,12 @@ class _Emitter:
             case Up():
                 n = self.step(b.tile)
                 return f"tl.cdiv({self.bound(b.arg, s)}, {n}) * {n}"
+            case Lowest() | Highest():
+                dims = self.layout.of(self.values[b.value].axes)
+                at = dict.fromkeys(dims, 0)
+                text = self.get(b.value, dims, at)
+                text = f"tl.{'min' if isinstance(b, Lowest) else 'max'}({text})" if dims else text
+                return text if self.form.wide else f"{text}.to(tl.int32)"
             case Least() | Greatest():
                 fn = "tl.minimum" if isinstance(b, Least) else "tl.maximum"
                 parts = list(dict.fromkeys(self.bound(x, s) for x in b.args))
@@ -937,6 +945,8 @@ def _mentions(b: Bound, axes: set[Axis]) -> bool:
             return bool(set(b.index.axes()) & axes)
         case Down() | Up():
             return _mentions(b.arg, axes)
+        case Lowest() | Highest():
+            return False
         case Least() | Greatest():
             return any(_mentions(x, axes) for x in b.args)
 

@@ -110,6 +110,8 @@ def show_const(c: Const) -> str:
 def show(e: Expr, s: Scope, dtype: DType) -> str:
     """An expression as a block of the given dtype."""
     text, have = _show(e, s)
+    if isinstance(e, Position) and dtype is DType.INT64 and e.index.axes():
+        return f"{_closed(text)}.to(tl.int64)"  # an index has 32 bits
     return _to(text, have, dtype, s, e)
 
 
@@ -156,7 +158,8 @@ def _apply(e: Apply, s: Scope) -> tuple[str, DType]:
         return f"({x} != {x})", DType.BOOL
     if e.fn in COMPARISONS:
         work = _common([dtype_of(x) for x in e.args])
-        a, b = (show(x, s, work) for x in e.args)
+        plain = all(isinstance(x, Position | Const) for x in e.args)
+        a, b = (_show(x, s)[0] if plain else show(x, s, work) for x in e.args)
         return f"({a} {_SYMBOL[e.fn]} {b})", DType.BOOL
     if e.fn is Fn.NOT:
         a = show(e.args[0], s, e.dtype)
