@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Sequence
+from dataclasses import dataclass, field
 
 from redfuser.algebra.nodes import Proof, Treatment
+from redfuser.backends.listing import Listing
 from redfuser.index.nodes import Name, Program, Reducer, Where
 from redfuser.index.refusals import Refusal, RefusalKind
 
@@ -56,7 +58,8 @@ class Cascade:
     """Two or more reductions over one axis, tied by dependence.
 
     ``passes`` is the number of loops over the axis that the reductions need (1: all in one); ``sweeps`` counts further
-    loops that only write results which keep the axis. ``loop`` is the loop as readable pseudo-Python.
+    loops that only write results which keep the axis. ``loop`` is the loop as readable pseudo-Python, ``listing`` what
+    ``source`` is printed from.
     """
 
     reductions: tuple[Reduction, ...]
@@ -68,10 +71,16 @@ class Cascade:
     proof: Proof
     refusals: tuple[Refusal, ...]
     loop: str
+    listing: Listing | None = field(default=None, repr=False, compare=False)
 
     @property
     def name(self) -> str:
         return " -> ".join(r.name for r in self.reductions)
+
+    @property
+    def source(self) -> str:
+        """A complete file: kernels, launch and a check against eager. Empty where the backend prints no kernel."""
+        return _source([self])
 
 
 @dataclass(frozen=True, slots=True)
@@ -82,3 +91,13 @@ class Analysis:
     cascades: tuple[Cascade, ...]
     refusals: tuple[Refusal, ...]
     graphs: tuple[Program, ...]
+
+    @property
+    def source(self) -> str:
+        """One file for all cascades: kernels, launches and checks. Empty where the backend prints no kernel."""
+        return _source(self.cascades)
+
+
+def _source(cascades: Sequence[Cascade]) -> str:
+    listings = [c.listing for c in cascades if c.listing is not None]
+    return listings[0].together(listings) if listings else ""

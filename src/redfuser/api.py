@@ -123,11 +123,11 @@ def analyze(fn: Callable[..., Any], *args: Any, **kwargs: Any) -> Analysis:
     from redfuser.pipeline import analyse
 
     target, options = (fn.fn, fn.options) if isinstance(fn, Fused) else (fn, settings.current())
-    return analyse(capture(target, args, kwargs), _name(target), options)
+    return analyse(capture(target, args, kwargs), _name(target), options, _parameters(target))
 
 
 def explain(fn: Callable[..., Any], *args: Any, **kwargs: Any) -> Explanation:
-    """The analysis as something to read: ``str()`` for a terminal, ``to_dict()`` for JSON."""
+    """The analysis as something to read: ``str()`` for a terminal, ``to_dict()`` for JSON, ``source`` for the kernels."""
     return Explanation(analyze(fn, *args, **kwargs))
 
 
@@ -143,6 +143,15 @@ class Explanation:
         return render(self.analysis)
 
     __repr__ = __str__
+
+    @property
+    def source(self) -> str:
+        """One complete file: the kernels, their launch and a check against eager. It needs only torch and triton.
+
+        It is printed for ``target``, present or not, where the backend is ``triton``; the reference backend runs tile
+        programs with PyTorch's operations and prints none, so that the text is empty.
+        """
+        return self.analysis.source
 
     def to_dict(self) -> dict[str, Any]:
         """The same content as JSON types, in the same order."""
@@ -222,6 +231,13 @@ def _compile_before_2_13(fn: Callable[..., Any], backend: Callable[..., Any], li
 
 def _first_line(e: Exception) -> str:
     return next((line.strip() for line in str(e).splitlines() if line.strip()), type(e).__name__)
+
+
+def _parameters(fn: Callable[..., Any]) -> tuple[str, ...]:
+    try:
+        return tuple(inspect.signature(fn).parameters)
+    except (TypeError, ValueError):
+        return ()
 
 
 def _name(fn: Callable[..., Any]) -> str:

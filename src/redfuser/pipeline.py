@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -11,15 +11,19 @@ from torch import fx
 from redfuser.algebra.checked import derive_checked
 from redfuser.algebra.nodes import Derivation
 from redfuser.analysis import Analysis, Cascade
+from redfuser.backends.listing import RESERVED, Subject
 from redfuser.frontend.backend import Choice, make_backend
 from redfuser.frontend.capture import Capture
 from redfuser.frontend.lower import Lowered, TooDeep, lower
 from redfuser.frontend.partition import Cut, extract
+from redfuser.frontend.plain import plain
+from redfuser.frontend.values import hint_of
 from redfuser.index.refusals import Refusal, RefusalKind
 from redfuser.regions.build import build
 from redfuser.regions.find import Group, find
 from redfuser.regions.nodes import Region
 from redfuser.report.describe import describe
+from redfuser.report.subject import bound, names, summary
 from redfuser.runtime.engines import engine_for
 from redfuser.runtime.plan import Plan
 from redfuser.settings import Options, current
@@ -57,8 +61,8 @@ def plan_cut(cut: Cut, options: Options) -> Planned | str:
     return Planned(cut, region, derivation, Plan(region, derivation, options, engine_for(cut.device, options), cut))
 
 
-def analyse(capture: Capture, function: str, options: Options) -> Analysis:
-    """Every captured graph through the stages; nothing is run."""
+def analyse(capture: Capture, function: str, options: Options, parameters: Sequence[str] = ()) -> Analysis:
+    """Every captured graph through the stages; nothing is run. ``parameters`` are those of the function."""
     cascades: list[Cascade] = []
     refusals: list[Refusal] = list(capture.refusals)
     graphs = []
@@ -76,9 +80,35 @@ def analyse(capture: Capture, function: str, options: Options) -> Analysis:
             if isinstance(planned, str):
                 refusals.append(_unsupported(lowered, group, planned))
             else:
-                cascades.append(describe(planned.region, planned.derivation, planned.plan))
+                cascades.append(
+                    describe(planned.region, planned.derivation, planned.plan, subject(planned, function, parameters))
+                )
     refusals += [r for c in cascades for r in c.refusals]
     return Analysis(function, tuple(cascades), tuple(refusals), tuple(graphs))
+
+
+def subject(planned: Planned, function: str, parameters: Sequence[str]) -> Callable[[], Subject]:
+    """What a printed file says and checks beside its kernels."""
+
+    def make() -> Subject:
+        cut, program = planned.cut, planned.region.program
+        numbers = [hint_of(n.meta["val"]) for n in cut.ints]
+        given = names([i.name for i in program.inputs] + [f"n{k}" for k in range(len(numbers))])
+        lines, results = plain(cut.module, given, RESERVED)
+        return Subject(
+            function,
+            summary(planned.region, planned.derivation),
+            given,
+            (*cut.shapes_of_inputs, *numbers),
+            tuple(parameters),
+            tuple((b.name, b.text(given, len(cut.inputs))) for b in cut.bindings),
+            tuple((s.name, s.hint) for s in program.sizes),
+            tuple(lines),
+            tuple(results),
+            bound(planned.region),
+        )
+
+    return make
 
 
 def dynamo_backend(options: Options) -> Callable[[fx.GraphModule, list[Any]], Callable[..., Any]]:

@@ -29,6 +29,7 @@ def softmax(x):
 
 
 class Engine:
+    idle = True
     """Schedules with the microseconds that they take; an exception in place of them is raised when it is prepared."""
 
     def __init__(self, times, identity="made up"):
@@ -59,8 +60,8 @@ class Engine:
 
         return run
 
-    def source(self, program, schedule):
-        return ""
+    def listing(self, program, schedule, why, subject):
+        return None
 
     def timer(self, fn):
         fn()
@@ -351,3 +352,10 @@ def test_threads_meet_at_a_first_call(make):
     for t in threads:
         t.join()
     assert not failures and len(results) == 4 and None not in results
+
+
+def test_nothing_is_measured_while_the_engine_is_not_idle(make):
+    """As while launches are captured into a graph, where waiting for the device is an error."""
+    p, engine = make({A: 12.0, B: 10.0})
+    engine.idle = False
+    assert call(p) is not None and engine.ran == A and engine.measured == []

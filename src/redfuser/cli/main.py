@@ -4,12 +4,15 @@ from __future__ import annotations
 
 import json
 import re
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from redfuser.cli.cache import app as cache_app
 from redfuser.errors import RedfuserError
+
+if TYPE_CHECKING:
+    from redfuser.api import Explanation
 
 app = typer.Typer(no_args_is_help=True, add_completion=False, pretty_exceptions_enable=False)
 app.add_typer(cache_app, name="cache")
@@ -31,6 +34,7 @@ def explain(
         list[str] | None, typer.Option(help="a setting, as strategy=single (see docs/options.md)")
     ] = None,
     as_json: Annotated[bool, typer.Option("--json", help="print the same content as JSON")] = False,
+    source: Annotated[bool, typer.Option("--source", help="print the kernels as a file that runs alone")] = False,
 ) -> None:
     """Show the cascades of a function: reductions, proof, loop, and what was refused.
 
@@ -42,6 +46,8 @@ def explain(
     chosen = dict(o.partition("=")[::2] for o in option or [])
     with options(**chosen):
         explanation, names = explain_target(target, arg or [])
+    if source:
+        return _print_source(explanation)
     text = json.dumps(explanation.to_dict(), indent=2) if as_json else str(explanation)
     for symbol, name in names.items():
         text = re.sub(rf"\b{symbol}\b", name, text)
@@ -49,6 +55,16 @@ def explain(
     given = {n for a in arg or [] for n in re.findall(r"\b[A-Za-z]\w*", a.partition("[")[2])}
     for name in sorted(given - set(names.values())):
         typer.secho(f"redfuser: the function fixes {name}, so it is not any length here", err=True)
+
+
+def _print_source(explanation: Explanation) -> None:
+    from redfuser.report.text import NO_SOURCE
+
+    text = explanation.source
+    if not text:
+        typer.secho(f"redfuser: {NO_SOURCE}", err=True)
+        raise typer.Exit(1)
+    typer.echo(text, nl=False)
 
 
 @app.command()

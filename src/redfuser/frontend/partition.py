@@ -45,6 +45,15 @@ class Binding:
     scale: int
     offset: int
 
+    def text(self, parameters: Sequence[str], inputs: int) -> str:
+        """The size as code over the names of the inputs and then of the ints."""
+        given = (
+            parameters[inputs + self.argument] if self.dim is None else f"{parameters[self.argument]}.shape[{self.dim}]"
+        )
+        if self.offset:
+            given = f"({given} - {self.offset})"
+        return given if self.scale == 1 else f"{given} // {self.scale}"
+
 
 @dataclass(frozen=True)
 class Cut:
@@ -92,6 +101,16 @@ class Cut:
     def examples(self, sizes: Mapping[str, int]) -> list[torch.Tensor]:
         """Random inputs of the shapes, strides, dtypes and devices that were seen, at the given symbolic lengths."""
         return [_like(n.meta["val"], sizes) for n in self.inputs]
+
+    @property
+    def shapes_of_inputs(self) -> tuple[torch.Tensor, ...]:
+        """Meta tensors of the shapes, strides and dtypes that were seen."""
+        return tuple(
+            torch.empty_strided(
+                [hint_of(n) for n in x.shape], [hint_of(n) for n in x.stride()], dtype=x.dtype, device="meta"
+            )
+            for x in (n.meta["val"] for n in self.inputs)
+        )
 
     @property
     def shapes(self) -> tuple[tuple[Int, ...], ...]:

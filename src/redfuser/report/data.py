@@ -50,6 +50,7 @@ def _cascade(c: Cascade) -> Json:
             else {"accepted": v.accepted, "runs": v.runs, "worst": v.worst, "detail": v.detail},
         },
         "loop": c.loop,
+        "source": c.source,
     }
 
 

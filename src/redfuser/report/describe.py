@@ -2,17 +2,20 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 from redfuser.algebra.nodes import Derivation
 from redfuser.analysis import Cascade, Decided, Decision, Reduction
+from redfuser.backends.listing import Subject
 from redfuser.index.print import show, show_int
 from redfuser.regions.nodes import Region
 from redfuser.runtime.plan import Plan
-from redfuser.tile.nodes import Strategy
+from redfuser.tile.nodes import Program, Strategy
 from redfuser.tile.print import show_program
 from redfuser.tile.strategy import Unsupported
 
 
-def describe(region: Region, derivation: Derivation, plan: Plan) -> Cascade:
+def describe(region: Region, derivation: Derivation, plan: Plan, subject: Callable[[], Subject]) -> Cascade:
     """The public view of one cascade: what it is, why one loop is legal, and what runs."""
     reports = {r.stage: r for r in derivation.reports}
     reductions = tuple(
@@ -30,7 +33,10 @@ def describe(region: Region, derivation: Derivation, plan: Plan) -> Cascade:
         for s in region.problem.stages
     )
     axis = region.problem.axis
-    decision, loop = _chosen(plan)
+    decision, loop, program = _chosen(plan)
+    listing = None
+    if program is not None:
+        listing = plan.engine.listing(program, plan.shown, decision.reason, subject)
     return Cascade(
         reductions=reductions,
         axes=((axis.name, show_int(axis.size)),),
@@ -41,15 +47,20 @@ def describe(region: Region, derivation: Derivation, plan: Plan) -> Cascade:
         proof=derivation.proof,
         refusals=derivation.refusals,
         loop=loop,
+        listing=listing,
     )
 
 
-def _chosen(plan: Plan) -> tuple[Decision, str]:
+def _chosen(plan: Plan) -> tuple[Decision, str, Program | None]:
     """What runs, and the loop as text. A cascade that runs unfused shows the loop that it could run."""
     try:
-        loop = show_program(plan.program(plan.shown))
+        program = plan.program(plan.shown)
     except Unsupported as e:
-        return Decision("unfused", Decided.UNSUPPORTED, str(e)), "no tile program"
+        return Decision("unfused", Decided.UNSUPPORTED, str(e)), "no tile program", None
     made = plan.decide({})
     forced = plan.options.strategy is not Strategy.AUTO
-    return Decision(str(made.strategy), Decided.FORCED if forced else Decided.COST, made.reason), loop
+    return (
+        Decision(str(made.strategy), Decided.FORCED if forced else Decided.COST, made.reason),
+        show_program(program),
+        program,
+    )

@@ -11,6 +11,8 @@ from redfuser.index.nodes import Where
 from redfuser.index.refusals import Refusal
 
 _WIDTH = 110
+NO_SOURCE = 'none: the reference backend runs the loop with PyTorch\'s operations; backend="triton" prints kernels'
+_SOURCE = "kernels for {target} as a file that runs alone: explain(...).source, or redfuser explain --source"
 
 
 def render(analysis: Analysis) -> str:
@@ -56,11 +58,12 @@ def _cascade(number: int, c: Cascade) -> str:
     lines += _proof(c)
     lines += ["", f"loop   ({c.decision})" if c.fused else f"loop   (not run: {c.decision.reason})"]
     lines += textwrap.indent(c.loop, "    ").splitlines()
+    lines += ["", f"source   {NO_SOURCE if c.listing is None else _SOURCE.format(target=c.listing.target)}"]
     return "\n".join(lines)
 
 
 def _reduction(r: Reduction, passes: int) -> Iterator[str]:
-    at = f"{_place(r.where)}: {r.where.text}" if r.where else ""
+    at = f"{place(r.where)}: {r.where.text}" if r.where else ""
     turn = f"   [pass {r.in_pass}]" if passes > 1 else ""
     yield ""
     yield f"  {r.name} = {r.reducer} of {r.body}{turn}"
@@ -74,7 +77,7 @@ def _reduction(r: Reduction, passes: int) -> Iterator[str]:
         yield f"    state   {', '.join(r.state)}"
 
 
-def _place(w: Where) -> str:
+def place(w: Where) -> str:
     """file:line, relative to the working directory where the file is below it."""
     path = os.path.relpath(w.file)
     return f"{w.file if path.startswith(os.pardir) else path}:{w.line}"
@@ -124,7 +127,7 @@ def _refusals(refusals: tuple[Refusal, ...]) -> Iterator[str]:
     yield "refused"
     yield "======="
     for r in refusals:
-        at = f"   ({_place(r.where)}: {r.where.text})" if r.where else ""
+        at = f"   ({place(r.where)}: {r.where.text})" if r.where else ""
         yield f"  {r.subject}{at}"
         yield from textwrap.wrap(f"{r.reason}", _WIDTH, initial_indent="    why   ", subsequent_indent="          ")
         yield from textwrap.wrap(f"{r.hint}", _WIDTH, initial_indent="    hint  ", subsequent_indent="          ")

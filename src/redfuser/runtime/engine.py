@@ -8,6 +8,7 @@ from typing import Protocol
 from torch import Tensor
 
 from redfuser.algebra.nodes import Derivation
+from redfuser.backends.listing import Listing, Subject
 from redfuser.regions.nodes import Region
 from redfuser.runtime.tune import Timer
 from redfuser.settings import Options
@@ -44,12 +45,17 @@ class Engine(Protocol):
         """All that depends on the program and its symbolic lengths alone, done once; the rest is done at each call."""
         ...
 
-    def source(self, program: Program, schedule: Schedule) -> str:
-        """The kernels as text."""
+    def listing(self, program: Program, schedule: Schedule, why: str, subject: Callable[[], Subject]) -> Listing | None:
+        """What a file with the kernels is printed from; None where no kernel is printed."""
         ...
 
     @property
     def timer(self) -> Timer: ...
+
+    @property
+    def idle(self) -> bool:
+        """False while nothing may be measured, as when launches are being captured into a graph."""
+        ...
 
     @property
     def identity(self) -> str:

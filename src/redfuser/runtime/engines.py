@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import importlib.util
 import os
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -14,6 +14,7 @@ from torch import Tensor
 
 from redfuser.algebra.nodes import Derivation
 from redfuser.backends import reference
+from redfuser.backends.listing import Listing, Subject
 from redfuser.errors import BackendError
 from redfuser.regions.nodes import Region
 from redfuser.runtime.cache import default_directory
@@ -58,6 +59,7 @@ class ReferenceEngine:
 
     timer: Timer = staticmethod(cpu_timer)
     identity = "reference"
+    idle = True
 
     def decide(self, region: Region, derivation: Derivation, sizes: Sizes, options: Options) -> Decision:
         return choose(
@@ -84,8 +86,8 @@ class ReferenceEngine:
 
         return prepared
 
-    def source(self, program: Program, schedule: Schedule) -> str:
-        return ""
+    def listing(self, program: Program, schedule: Schedule, why: str, subject: Callable[[], Subject]) -> Listing | None:
+        return None
 
 
 class TritonEngine:
@@ -100,6 +102,10 @@ class TritonEngine:
         return cuda_timer if self.device.type == "cuda" else cpu_timer
 
     @property
+    def idle(self) -> bool:
+        return self._present and not torch.cuda.is_current_stream_capturing()
+
+    @property
     def identity(self) -> str:
         import triton
 
@@ -108,7 +114,8 @@ class TritonEngine:
 
     @property
     def _present(self) -> bool:
-        return self.device.type == "cuda" and torch.cuda.is_available()
+        """True when the machine at hand is the target."""
+        return self.device.type == "cuda" and torch.cuda.is_available() and _target(self.device) == self.target
 
     def decide(self, region: Region, derivation: Derivation, sizes: Sizes, options: Options) -> Decision:
         c = cost(region, sizes)
@@ -158,8 +165,13 @@ class TritonEngine:
     def prepare(self, program: Program, schedule: Schedule, sizes: Sizes) -> Prepared:
         return self.launcher(program, schedule).prepare(dict(sizes))
 
-    def source(self, program: Program, schedule: Schedule) -> str:
-        return self.launcher(program, schedule).source()[0].text
+    def listing(self, program: Program, schedule: Schedule, why: str, subject: Callable[[], Subject]) -> Listing | None:
+        def write(listings: Sequence[Listing]) -> str:
+            from redfuser.backends.triton.source import script
+
+            return script(listings, lambda x: self.launcher(x.program, x.schedule))
+
+        return Listing(program, schedule, self.target, why, subject, write)
 
 
 def kernels_directory() -> Path:

@@ -94,6 +94,8 @@ class Plan:
         if known is not None:
             return known
         decision = self.decide(sizes)
+        if self._tuned and not decision.measured and not self.engine.idle:
+            return decision  # as the model has it, until a call can measure
         if self._tuned and not decision.measured:
             candidates = self.engine.candidates(self.region, self.derivation, sizes, self.options)
             if candidates:

@@ -14,6 +14,7 @@ from redfuser.backends.triton import functions
 from redfuser.backends.triton.expr import TL, Scope, show, show_const, show_int
 from redfuser.backends.triton.layout import RESERVED, Block, Dim, Layout, Piece, walk
 from redfuser.backends.triton.scales import pull_scales
+from redfuser.backends.triton.tidy import tidy
 from redfuser.index.expr import Const, DType, Expr, Position, Ref, ref
 from redfuser.index.expr import walk as expression_nodes
 from redfuser.index.ints import ONE, ZERO, Axis, FloorDiv, Gather, Int, Mod, Size, as_int, product
@@ -105,7 +106,10 @@ class Form:
 
 @dataclass(frozen=True, slots=True)
 class Source:
+    """A module as text, and what it consists of: device functions and kernels."""
+
     text: str
+    helpers: str
     kernels: tuple[Printed, ...]
 
 
@@ -126,7 +130,7 @@ def emit(p: Program, form: Form) -> Source:
     helpers = functions.source(used)
     body = "\n\n".join(k.text for k in printed)
     header = HEADER.format(note=f"{p.name}: " + "; ".join(k.note for k in p.kernels) + ".")
-    return Source(header + (helpers + "\n\n" if helpers else "\n") + body, tuple(printed))
+    return Source(header + (helpers + "\n\n" if helpers else "\n") + body, helpers, tuple(printed))
 
 
 @dataclass(slots=True)
@@ -764,7 +768,8 @@ class _Emitter:
         signature = f"def {self.name}({', '.join(names)}):"
         if len(signature) > 110:
             signature = f"def {self.name}(\n    {_wrapped(names)},\n):"
-        text = "\n".join([decorator, signature, *(f"    {line}" for line in lines)]) + "\n"
+        body = [tidied for line in lines for tidied in tidy(f"    {line}")]
+        text = "\n".join([decorator, signature, *body]) + "\n"
         return Printed(
             self.name, text, tuple(self.arguments.items()), tuple(blocks), tuple(grid), tuple(self.bulk.values())
         )

@@ -70,9 +70,20 @@ class Launcher:
         """The module as text and loaded; ``wide`` offsets, and ``bulk`` copies where the form has them."""
         form = replace(self.form, wide=wide, bulk=bulk and self.form.bulk)
         if form not in self._forms:
-            made = emit(self.program, form)
+            made = self._text(wide, bulk)
             self._forms[form] = made, load(made.text, self.directory)
         return self._forms[form]
+
+    def printed(self, inputs: Sequence[Tensor], sizes: Mapping[str, int]) -> Source:
+        """The text that a call with these inputs (meta tensors are enough) would run; nothing is loaded or built."""
+        number = _Numbers(sizes)
+        strides = self._strides(inputs, number)
+        wide = self._is_wide(strides, number)
+        source = self._text(wide, True)
+        return source if self._can_copy(source, inputs, strides) else self._text(wide, False)
+
+    def _text(self, wide: bool, bulk: bool) -> Source:
+        return emit(self.program, replace(self.form, wide=wide, bulk=bulk and self.form.bulk))
 
     def _source(
         self, inputs: Sequence[Tensor], strides: Mapping[str, tuple[int, ...]], number: _Numbers
@@ -80,6 +91,10 @@ class Launcher:
         """The module for inputs of these strides."""
         wide = self._is_wide(strides, number)
         source, module = self.source(wide)
+        return (source, module) if self._can_copy(source, inputs, strides) else self.source(wide, False)
+
+    def _can_copy(self, source: Source, inputs: Sequence[Tensor], strides: Mapping[str, tuple[int, ...]]) -> bool:
+        """True when every tensor that the source reads in bulk lies as the copy engine needs it."""
         copied = {pair for k in source.kernels for pair in k.bulk}
         addresses = {t.name: x for t, x in zip(self._inputs, inputs, strict=True)}
         for name, contiguous in copied:
@@ -88,8 +103,8 @@ class Launcher:
             aligned = all(n == contiguous or s * size % 16 == 0 for n, s in enumerate(strides[name]))
             placed = x is None or x.is_meta or x.data_ptr() % 16 == 0
             if strides[name][contiguous] != 1 or not aligned or not placed:
-                return self.source(wide, False)
-        return source, module
+                return False
+        return True
 
     def prepare(self, sizes: Mapping[str, int]) -> Callable[[Sequence[Tensor]], list[Tensor]]:
         """The program at these lengths, as a function of its inputs. What strides and devices ask for is kept ready."""

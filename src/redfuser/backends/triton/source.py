@@ -1,0 +1,339 @@
+"""A fused cascade as one file that needs only torch and triton: the kernels, their launch, and a check against eager."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import replace
+
+from torch import Tensor
+
+from redfuser.backends.listing import RESERVED, Listing
+from redfuser.backends.torch_expr import TORCH
+from redfuser.backends.triton.emit import Length, Pointer, Printed, Source, Stride
+from redfuser.backends.triton.launch import Launcher
+from redfuser.backends.triton.tidy import paragraph, tidy
+from redfuser.index.ints import Int
+from redfuser.index.print import show_int
+from redfuser.tile.names import Names
+from redfuser.tile.nodes import Kind, Strategy
+from redfuser.tile.strategy import Schedule
+
+Launchers = Callable[[Listing], Launcher]
+
+
+def script(listings: Sequence[Listing], launcher: Launchers) -> str:
+    """The file of one cascade, or of several of one function. Raises Unsupported where Triton has no form for one."""
+    many = len(listings) > 1
+    parts = [_Part(x, launcher, f"_{n}" if many else "") for n, x in enumerate(listings, 1)]
+    kernels = [k for p in parts for k in p.source.kernels]
+    helpers: dict[str, None] = {}
+    for p in parts:
+        helpers |= dict.fromkeys(x.strip("\n") for x in p.source.helpers.split("\n\n\n") if x.strip())
+    interpreted = _INTERPRETED if any(p.is_narrow for p in parts) else ""
+    blocks = [*helpers, *(k.text.strip("\n") for k in kernels)]
+    for p in parts:
+        blocks += [p.launch(), p.reference(), p.examples()]
+    blocks += [_ERROR, _CHECK, *([interpreted.strip("\n")] if interpreted else []), _main(parts, bool(interpreted))]
+    return "\n\n\n".join([_head(parts), *(b.strip("\n") for b in blocks)]) + "\n"
+
+
+class _Part:
+    """One cascade of a file; ``suffix`` tells its functions from those of the others."""
+
+    def __init__(self, x: Listing, launcher: Launchers, suffix: str) -> None:
+        program = replace(x.program, name=x.program.name + suffix)
+        self.x = replace(x, program=program)
+        self.subject, self.schedule, self.suffix = x.subject(), x.schedule, suffix
+        self.source: Source = launcher(self.x).printed(self.subject.inputs, dict(self.subject.hints))
+        count = len(self.subject.inputs)
+        self.python = dict(zip((t.name for t in program.of(Kind.INPUT)), self.subject.parameters[:count], strict=True))
+        names = Names((*RESERVED, "triton", "tl", *self.subject.parameters, *(n for n, _ in self.subject.lengths)))
+        self.made = [t for t in program.tensors if t.kind is not Kind.INPUT]
+        self.python |= {t.name: names.new(t.name) for t in self.made}
+        self.names = names
+
+    @property
+    def parameters(self) -> list[str]:
+        """As the user's function takes them; what it does not name comes after."""
+        order = [n for n in self.subject.order if n in self.subject.parameters]
+        return [*order, *(n for n in self.subject.parameters if n not in order)]
+
+    @property
+    def is_narrow(self) -> bool:
+        """True where numbers are kept in a format that Triton's interpreter does not compute as a GPU does."""
+        text = "".join(k.text for k in self.source.kernels) + self.source.helpers
+        kept = any(t.dtype.value in ("bfloat16", "float8_e4m3fn", "float8_e5m2") for t in self.x.program.tensors)
+        return kept or "tl.bfloat16" in text or "tl.float8" in text
+
+    @property
+    def obstacle(self) -> str:
+        """Why Triton's interpreter cannot run the kernels."""
+        return "they use instructions of the GPU" if "inline_asm" in self.source.helpers else ""
+
+    def length(self, i: Int) -> str:
+        return show_int(i)
+
+    # -- the launch --------------------------------------------------------------------------------------------------
+    def launch(self) -> str:
+        s = self.subject
+        lines = [f"def fused{self.suffix}({', '.join(self.parameters)}):"]
+        doc = f"{s.function} by {_count(len(self.source.kernels), 'kernel')}; takes tensors with any strides."
+        if any(k.bulk for k in self.source.kernels):
+            doc = f"{s.function} by {_count(len(self.source.kernels), 'kernel')}; tiles come by the bulk copy engine."
+        lines.append(f'    """{doc}"""')
+        lines += [f"    {name} = {text}" for name, text in s.lengths]
+        lines += [f"    {x}" for x in self.shapes()]
+        device = self.device()
+        lines += [f"    {n} = {n}.to({device})" for n in self.scalars()]
+        for t in self.made:
+            note = "  # partial states" if t.kind is Kind.SCRATCH else ""
+            shape = _tuple([self.length(i) for i in t.shape])
+            lines.append(
+                f"    {self.python[t.name]} = torch.empty({shape}, dtype={TORCH[t.dtype]}, device={device}){note}"
+            )
+        for k in self.source.kernels:
+            lines += [f"    {x}" for x in self.call(k)]
+        results = [self.python[t.name] for t in self.x.program.of(Kind.OUTPUT)]
+        lines.append(f"    return {', '.join(results)}")
+        return _tidied(lines)
+
+    def shapes(self) -> Iterator[str]:
+        for t in self.x.program.of(Kind.INPUT):
+            name, shape = self.python[t.name], _tuple([self.length(i) for i in t.shape])
+            yield f"assert {name}.shape == {shape} and {name}.dtype == {TORCH[t.dtype]}"
+        copied = {pair for k in self.source.kernels for pair in k.bulk}
+        for tensor, dim in sorted(copied):
+            t = self.x.program.tensor(tensor)
+            if t.kind is Kind.INPUT:
+                yield f'assert {self.python[tensor]}.stride({dim}) == 1, "the bulk copy engine needs contiguous rows"'
+
+    def device(self) -> str:
+        largest = max(zip(self.subject.inputs, self.subject.parameters, strict=False), key=lambda x: x[0].dim())
+        return f"{largest[1]}.device"
+
+    def scalars(self) -> list[str]:
+        inputs = list(zip(self.subject.inputs, self.subject.parameters, strict=False))
+        return [n for x, n in inputs if x.dim() == 0] if any(x.dim() for x, _ in inputs) else []
+
+    def call(self, k: Printed) -> Iterator[str]:
+        blocks = {b.name: b.value for b in k.blocks}
+        given = []
+        for b in k.blocks:
+            if b.size is None:
+                given.append(f"{b.name}={b.value}")
+            else:
+                local = b.name.lower()
+                yield f"{local} = triton.next_power_of_2({self.length(b.size)})"
+                given.append(f"{b.name}={local}")
+        counts = []
+        for n, step in k.grid:
+            text = self.length(n)
+            if step is not None:
+                block = step if step not in blocks else str(blocks[step]) if blocks[step] is not None else step.lower()
+                text = f"triton.cdiv({text}, {block})"
+            counts.append(f"({text})" if step is None and not text.isidentifier() and not text.isdigit() else text)
+        arguments = []
+        for _, a in k.arguments:
+            match a:
+                case Pointer():
+                    arguments.append(self.python[a.tensor])
+                case Stride():
+                    arguments.append(f"{self.python[a.tensor]}.stride({a.dim})")
+                case Length():
+                    arguments.append(a.size)
+        if k.bulk:
+            yield 'triton.set_allocator(lambda size, align, stream: torch.empty(size, dtype=torch.int8, device="cuda"))'
+        given += [f"num_warps={self.schedule.warps}", f"num_stages={self.schedule.stages}"]
+        yield f"grid = ({' * '.join(counts) or '1'},)"
+        yield f"{k.name}[grid]({', '.join([*arguments, *given])})"
+
+    # -- what it is checked against ----------------------------------------------------------------------------------
+    def reference(self) -> str:
+        lines = [
+            f"def reference{self.suffix}({', '.join(self.parameters)}, precision=None):",
+            '    """The same operation by operation. ``precision`` takes the place of every dtype that floats are cast to."""',
+            *(f"    {x}" for x in self.subject.reference),
+            f"    return {', '.join(self.subject.results)}",
+        ]
+        return _tidied(lines)
+
+    def examples(self) -> str:
+        given = dict(zip(self.subject.parameters, self.subject.examples, strict=True))
+        lines = [
+            f"def examples{self.suffix}(draw, device):",
+            '    """Random arguments of the shapes, strides and dtypes that were traced."""',
+        ]
+        for name in self.parameters:
+            x = given[name]
+            lines += [f"    {line}" for line in ([f"{name} = {x}"] if isinstance(x, int) else self.example(name, x))]
+        lines.append(f"    return {_tuple(self.parameters)}")
+        return _tidied(lines)
+
+    def example(self, name: str, x: Tensor) -> list[str]:
+        shape = _tuple([str(n) for n in x.shape])
+        if x.dtype.is_floating_point:
+            value = f"draw({shape}, device=device)"
+        elif str(x.dtype) == "torch.bool":
+            value = f"torch.rand({shape}, device=device) < 0.75"
+        else:
+            low, high = {"torch.uint8": (0, 256), "torch.int8": (-128, 128), "torch.int16": (-999, 1000)}.get(
+                str(x.dtype), (0, self.subject.bound)
+            )
+            value = f"torch.randint({low}, {high}, {shape}, device=device)"
+        to = "" if str(x.dtype) in ("torch.float32", "torch.bool", "torch.int64") else f".to({x.dtype})"
+        if x.is_contiguous() or not x.numel():
+            return [f"{name} = {value}{to}" if " < " not in value else f"{name} = {value}"]
+        strides = _tuple([str(n) for n in x.stride()])
+        return [
+            f"{name} = torch.empty_strided({shape}, {strides}, dtype={x.dtype}, device=device)",
+            f"{name}.copy_({value})",
+        ]
+
+    def check(self) -> str:
+        names = f"fused{self.suffix}, reference{self.suffix}, examples{self.suffix}"
+        results = ", ".join(f'"{self.python[t.name]}"' for t in self.x.program.of(Kind.OUTPUT))
+        return f"check({names}, [{results}], device)"
+
+    def said(self) -> list[str]:
+        """What is computed, and how it was chosen."""
+        s = self.schedule
+        lines = [f"    {x}" for x in self.subject.summary]
+        lines += [
+            "",
+            *paragraph(f"Schedule{self.suffix.replace('_', ' ')}: {_schedule(s)}. {_sentence(self.x.why)}"),
+        ]
+        return lines
+
+
+def _head(parts: Sequence[_Part]) -> str:
+    first = parts[0]
+    lines = [f"{first.subject.function}, fused. Printed by redfuser for {first.x.target}; needs torch and triton only."]
+    for p in parts:
+        lines += ["", *p.said()]
+    lines += ["", "    python FILE                       checks the kernels against eager PyTorch, on a GPU"]
+    if not any(p.obstacle for p in parts):
+        lines.append("    TRITON_INTERPRET=1 python FILE    the same on the CPU, slowly")
+    text = "\n".join(x.replace("\\", "\\\\").replace('"""', "'''") for x in lines)
+    return f'"""{text}\n"""\n\nimport math\nimport os\nimport sys\n\nimport torch\nimport triton\nimport triton.language as tl'
+
+
+def _main(parts: Sequence[_Part], interpreted: bool) -> str:
+    obstacle = next((p.obstacle for p in parts if p.obstacle), "")
+    absent = "there is no GPU here" + ("" if obstacle else "; TRITON_INTERPRET=1 runs the kernels on the CPU")
+    lines = ['if __name__ == "__main__":', '    interpreted = os.environ.get("TRITON_INTERPRET") == "1"']
+    if obstacle:
+        lines += ["    if interpreted:", f'        sys.exit("these kernels are checked on a GPU only: {obstacle}")']
+    lines += [
+        "    if not interpreted and not torch.cuda.is_available():",
+        f'        sys.exit("{absent}")',
+        '    device = "cpu" if interpreted else "cuda"',
+    ]
+    if interpreted:
+        lines += ["    if interpreted:", "        repair_interpreter()"]
+    if len(parts) == 1:
+        lines.append(f"    sys.exit(0 if {parts[0].check()} else 1)")
+    else:
+        checks = ", ".join(p.check() for p in parts)
+        lines.append(f"    sys.exit(0 if all([{checks}]) else 1)")
+    return _tidied(lines)
+
+
+_ERROR = '''
+def error(got, exact):
+    """Of numbers the largest difference, relative to the largest number; of integers the share that is off.
+
+    Integers narrower than 32 bits are rounded numbers, and may be off by one.
+    """
+    if not exact.dtype.is_floating_point:
+        step = 1 if exact.dtype.itemsize < 4 and exact.dtype != torch.bool else 0
+        return ((got.long() - exact.long()).abs() > step).double().mean().item()
+    got, finite = got.double(), exact.isfinite()
+    if not torch.equal(got.isfinite(), finite):
+        return math.inf
+    difference = (got - exact)[finite].abs().max()
+    return (difference / exact[finite].abs().max().clamp_min(1e-30)).item()
+'''
+
+_CHECK = '''
+def check(fused, reference, examples, names, device):
+    """Whether the kernels are as close to float64 as PyTorch, up to a factor of 2 and one rounding."""
+    worst = {name: [0.0, 0.0, 0.0] for name in names}
+    compared = set()
+    for seed, draw in enumerate([torch.randn, torch.randn, torch.randn, torch.rand]):
+        torch.manual_seed(seed)
+        given = examples(draw, device)
+        wide = [x.double() if torch.is_tensor(x) and x.dtype.is_floating_point else x for x in given]
+        found = [fused(*given), reference(*given), reference(*wide, precision=torch.float64)]
+        for name, ours, eager, exact in zip(names, *(x if isinstance(x, tuple) else (x,) for x in found)):
+            if exact.dtype.is_floating_point and not exact.isfinite().any():
+                continue
+            compared.add(name)
+            rounding = torch.finfo(ours.dtype).eps if ours.dtype.is_floating_point else 0.0
+            a, b, _ = worst[name]
+            worst[name] = [max(a, error(ours, exact)), max(b, error(eager, exact)), rounding]
+    good = True
+    for name, (ours, eager, rounding) in worst.items():
+        holds = name in compared and ours <= 2 * eager + rounding
+        good = good and holds
+        verdict = "as close as PyTorch" if holds else "WRONG" if name in compared else "nothing finite to compare"
+        print(f"{name}: error {ours:.2e}, of PyTorch {eager:.2e}: {verdict}")
+    return good
+'''
+
+_INTERPRETED = '''
+def repair_interpreter():
+    """Triton's interpreter cuts bfloat16 off and loses a carry of float8; its dot multiplies the bits of bfloat16."""
+    import numpy as np
+    from triton.runtime import interpreter
+
+    kinds = {
+        "fp64": torch.float64, "fp32": torch.float32, "fp16": torch.float16, "bf16": torch.bfloat16,
+        "fp8e4nv": torch.float8_e4m3fn, "fp8e5": torch.float8_e5m2,
+    }
+    integers = {1: np.int8, 2: np.int16, 4: np.int32, 8: np.int64}
+    dot = interpreter.InterpreterBuilder.create_dot
+
+    def convert(data, source, target, rounding_mode):
+        source, target = kinds[str(source)], kinds[str(target)]
+        bits = torch.from_numpy(np.array(data).view(integers[source.itemsize]).reshape(-1))
+        found = bits.view(source).to(target)
+        bits = found.view(getattr(torch, f"int{8 * target.itemsize}")).numpy()
+        return bits.view(f"uint{8 * target.itemsize}").reshape(np.shape(data))
+
+    def widened(x):
+        if x.dtype.scalar != tl.bfloat16:
+            return x
+        return interpreter.TensorHandle(convert(x.data, tl.bfloat16, tl.float32, None).view(np.float32), tl.float32)
+
+    def create_dot(self, a, b, *more):
+        return dot(self, widened(a), widened(b), *more)
+
+    interpreter._convert_float = convert
+    interpreter.InterpreterBuilder.create_dot = create_dot
+'''
+
+
+def _tidied(lines: Sequence[str]) -> str:
+    return "\n".join(t for line in lines for t in tidy(line))
+
+
+def _tuple(items: Sequence[str]) -> str:
+    return f"({', '.join(items)}{',' if len(items) == 1 else ''})"
+
+
+def _count(n: int, noun: str) -> str:
+    return f"{n} {noun}{'' if n == 1 else 's'}"
+
+
+def _schedule(s: Schedule) -> str:
+    parts = f", {s.segments} segments" if s.strategy is Strategy.MULTI else ""
+    column = f", columns by {s.column}" if s.column is not None else ""
+    tile = "" if s.strategy is Strategy.WHOLE else f", tiles of {s.tile}"
+    return f"{s.strategy}{parts}, rows by {s.row}{tile}{column}, {s.warps} warps, {s.stages} stages"
+
+
+def _sentence(text: str) -> str:
+    return f"Chosen: {text}." if text else ""
+
+
+__all__ = ["script"]
