@@ -7,8 +7,8 @@ from pathlib import Path
 from stages import Recorded
 from torch import Tensor
 
-from redfuser.backends.triton.emit import Form
 from redfuser.backends.triton.launch import Launcher
+from redfuser.backends.triton.printed import Form
 from redfuser.tile.build import build
 from redfuser.tile.strategy import Schedule
 

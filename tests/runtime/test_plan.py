@@ -29,8 +29,9 @@ def softmax(x):
 
 
 class Engine:
-    idle = True
     """Schedules with the microseconds that they take; an exception in place of them is raised when it is prepared."""
+
+    idle = True
 
     def __init__(self, times, identity="made up"):
         self.times, self.identity = times, identity

@@ -137,8 +137,8 @@ class TritonEngine:
         )  # fmt: skip
 
     def launcher(self, program: Program, schedule: Schedule) -> Launcher:
-        from redfuser.backends.triton.emit import Form
         from redfuser.backends.triton.launch import Launcher
+        from redfuser.backends.triton.printed import Form
 
         key = id(program), schedule
         if key not in self._launchers:

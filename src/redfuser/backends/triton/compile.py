@@ -9,7 +9,7 @@ import triton
 from triton.backends.compiler import GPUTarget
 from triton.compiler import ASTSource
 
-from redfuser.backends.triton.emit import Length, Pointer, Printed, Stride
+from redfuser.backends.triton.printed import Length, Pointer, Printed, Stride
 from redfuser.tile.nodes import Tensor
 
 _POINTER = {

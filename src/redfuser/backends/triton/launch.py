@@ -22,8 +22,9 @@ import triton
 from torch import Tensor
 
 from redfuser.backends.torch_expr import TORCH
-from redfuser.backends.triton.emit import Form, Length, Pointer, Printed, Source, Stride, emit
+from redfuser.backends.triton.emit import emit
 from redfuser.backends.triton.layout import power
+from redfuser.backends.triton.printed import Form, Length, Pointer, Printed, Source, Stride
 from redfuser.index.ints import Atom, Int
 from redfuser.tile.nodes import Kind, Program
 

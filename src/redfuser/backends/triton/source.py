@@ -9,8 +9,8 @@ from torch import Tensor
 
 from redfuser.backends.listing import RESERVED, Listing
 from redfuser.backends.torch_expr import TORCH
-from redfuser.backends.triton.emit import Length, Pointer, Printed, Source, Stride
 from redfuser.backends.triton.launch import Launcher
+from redfuser.backends.triton.printed import Length, Pointer, Printed, Source, Stride
 from redfuser.backends.triton.tidy import paragraph, tidy
 from redfuser.index.ints import Int
 from redfuser.index.print import show_int

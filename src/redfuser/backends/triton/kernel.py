@@ -1,0 +1,196 @@
+"""One kernel of a tile program as a ``@triton.jit`` function."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from redfuser.backends.triton.expr import TL, Scope, show, show_const, show_int
+from redfuser.backends.triton.places import Places
+from redfuser.backends.triton.printed import Length, Pointer, Printed, Stride
+from redfuser.backends.triton.tidy import tidy
+from redfuser.backends.triton.writer import Lines, unbracketed
+from redfuser.index.expr import Const, Position, Ref
+from redfuser.index.expr import walk as expression_nodes
+from redfuser.tile.nodes import (
+    Assign,
+    At,
+    Bound,
+    Combine,
+    Correct,
+    Declare,
+    Dot,
+    Down,
+    Greatest,
+    Guard,
+    Highest,
+    Least,
+    Loop,
+    Lowest,
+    Map,
+    Read,
+    Reduce,
+    Rename,
+    Role,
+    Select,
+    SelectMerge,
+    Statement,
+    Store,
+    Up,
+)
+
+
+class KernelWriter(Places):
+    """Writes a kernel, statement by statement."""
+
+    def statement(self, s: Statement) -> None:
+        match s:
+            case Read():
+                self.read(s)
+            case Map() | Correct():
+                dims = self.define(s.out)
+                if self.is_coarse(s.expr):
+                    self.coarse.add(s.out.name)
+                for at in self.everywhere(dims):
+                    text = show(s.expr, self.scope(dims, at), s.out.dtype)
+                    if not any(isinstance(x, Ref | Position) for x in expression_nodes(s.expr)):
+                        text = f"tl.full([], {text}, {TL[s.out.dtype]})"
+                    self.set(s.out, dims, at, unbracketed(text))
+            case Guard():
+                self.guard(s)
+            case Dot():
+                self.dot(s)
+            case Reduce():
+                self.reduce(s)
+            case Combine():
+                dims = self.define(s.out, s.out.dtype.compute)
+                for at in self.everywhere(dims):
+                    pair = [self.get(n, dims, at, s.out.dtype.compute) for n in (s.left, s.right)]
+                    self.set(s.out, dims, at, self.joined(s.reducer, s.out.dtype, *pair))
+            case Select():
+                self.select(s)
+            case SelectMerge():
+                self.merge_lists(s)
+            case Rename():
+                self.rename(s)
+            case Declare():
+                self.declare(s)
+            case Assign():
+                dims = self.layout.of(self.values[s.state].axes)
+                for at in self.everywhere(dims):
+                    text = self.get(s.value, dims, at, self.values[s.state].dtype.compute)
+                    own = self.layout.of(self.values[s.value].axes)
+                    if own != dims:
+                        text = f"tl.broadcast_to({text}, {self.shape(dims, at)})"
+                    self.set(self.values[s.state], dims, at, text)
+            case Store():
+                self.store(s)
+            case Loop():
+                self.loop(s)
+
+    def declare(self, s: Declare) -> None:
+        kept = s.state.dtype.compute
+        dims = self.define(s.state, kept)
+        for at in self.everywhere(dims):
+            if isinstance(s.init, Const):
+                text = f"tl.full({self.shape(dims, at)}, {show_const(s.init)}, {TL[kept]})"
+            else:
+                text = self.get(s.init, dims, at, kept)
+                if self.layout.of(self.values[s.init].axes) != dims:
+                    text = f"tl.broadcast_to({text}, {self.shape(dims, at)})"
+            note = "" if s.role in ("result", "") else s.role
+            self.set(s.state, dims, at, text, note)
+
+    # -- loops -------------------------------------------------------------------------------------------------------
+    def loop(self, s: Loop) -> None:
+        scope = self.scope((), {})
+        start, stop = self.bound(s.start, scope), self.bound(s.stop, scope)
+        d = self.layout.dims.get(s.axis)
+        self.blocks.append(Lines())
+        before, self.full[s.axis] = self.full.get(s.axis, False), s.full or (d is None)
+        for inner in s.body:
+            self.statement(inner)
+        body = self.blocks.pop().lines
+        self.full[s.axis] = before
+        if s.note:
+            self.line(f"# {s.note}")
+        if d is None:
+            self.line(f"for {self.id('axis', s.axis.name)} in tl.range({start}, {stop}):")
+            head = []
+        else:
+            piece = d.pieces[0]
+            first = self.axis_id(s.axis, "_start")
+            self.line(f"for {first} in tl.range({start}, {stop}, {piece.length}):")
+            head = [f"{self.index_name(d, 0)} = {first} + tl.arange(0, {piece.length})"]
+            for a, text in self.first_and_last(s.axis, first, str(piece.length)):
+                head.append(f"{a} = {text}")
+        self.blocks[-1].lines += [f"    {line}" for line in (*head, *body)]
+
+    def bound(self, b: Bound, s: Scope) -> str:
+        match b:
+            case At():
+                text = show_int(b.index, s)
+                return text[1:-1] if text.startswith("(") and b.index.value is None and text.endswith(")") else text
+            case Down():
+                n = self.step(b.tile)
+                inner = self.bound(b.arg, s)
+                if inner.isdigit() and n.isdigit():
+                    return str(int(inner) // int(n) * int(n))
+                return f"({inner}) // {n} * {n}"
+            case Up():
+                n = self.step(b.tile)
+                return f"tl.cdiv({self.bound(b.arg, s)}, {n}) * {n}"
+            case Lowest() | Highest():
+                dims = self.layout.of(self.values[b.value].axes)
+                at = dict.fromkeys(dims, 0)
+                text = self.get(b.value, dims, at)
+                text = f"tl.{'min' if isinstance(b, Lowest) else 'max'}({text})" if dims else text
+                return text if self.form.wide else f"{text}.to(tl.int32)"
+            case Least() | Greatest():
+                fn = "tl.minimum" if isinstance(b, Least) else "tl.maximum"
+                parts = list(dict.fromkeys(self.bound(x, s) for x in b.args))
+                numbers = [int(p) for p in parts if p.isdigit()]
+                if len(numbers) > 1:
+                    one = min(numbers) if isinstance(b, Least) else max(numbers)
+                    parts = [p for p in parts if not p.isdigit()] + [str(one)]
+                text = parts[0]
+                for p in parts[1:]:
+                    text = f"{fn}({text}, {p})"
+                return text
+
+    def step(self, tile: int) -> str:
+        """A tile's length: the constexpr of the cascade axis."""
+        d = next(
+            (x for x in self.layout.dims.values() if x.role is Role.CASCADE and x.pieces[0].length == "TILE"), None
+        )
+        return "TILE" if d is not None else str(tile)
+
+    def kernel(self) -> Printed:
+        for s in self.k.body:
+            self.statement(s)
+        body = self.blocks[0].lines
+        head, grid = self.prologue()
+        lines = [f'"""{self.k.note[:1].upper()}{self.k.note[1:]}."""', *head, *body]
+        blocks = list(self.layout.blocks)
+        order = {Pointer: 0, Stride: 1, Length: 2}
+        self.arguments = dict(sorted(self.arguments.items(), key=lambda x: order[type(x[1])]))
+        names = [*self.arguments, *(f"{b.name}: tl.constexpr" for b in blocks)]
+        lengths = [n for n, a in self.arguments.items() if isinstance(a, Length)]
+        decorator = f"@triton.jit(do_not_specialize={lengths!r})" if lengths else "@triton.jit"
+        signature = f"def {self.name}({', '.join(names)}):"
+        if len(signature) > 110:
+            signature = f"def {self.name}(\n    {_wrapped(names)},\n):"
+        body = [tidied for line in lines for tidied in tidy(f"    {line}")]
+        text = "\n".join([decorator, signature, *body]) + "\n"
+        return Printed(
+            self.name, text, tuple(self.arguments.items()), tuple(blocks), tuple(grid), tuple(self.bulk.values())
+        )
+
+
+def _wrapped(names: Sequence[str]) -> str:
+    lines, line = [], ""
+    for n in names:
+        if line and len(line) + len(n) > 104:
+            lines.append(line)
+            line = ""
+        line = f"{line}, {n}" if line else n
+    return ",\n    ".join([*lines, line])

@@ -1,0 +1,68 @@
+"""What printing gives: kernels as text, and what they are called with."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from redfuser.backends.triton.layout import Block
+from redfuser.index.ints import Int
+
+
+@dataclass(frozen=True, slots=True)
+class Pointer:
+    tensor: str
+
+
+@dataclass(frozen=True, slots=True)
+class Stride:
+    tensor: str
+    dim: int
+
+
+@dataclass(frozen=True, slots=True)
+class Length:
+    size: str
+
+
+Argument = Pointer | Stride | Length
+
+
+@dataclass(frozen=True, slots=True)
+class Printed:
+    """A kernel as text, what it is called with, and the number of its programs: a product of ``grid``."""
+
+    name: str
+    text: str
+    arguments: tuple[tuple[str, Argument], ...]
+    blocks: tuple[Block, ...]
+    grid: tuple[tuple[Int, str | None], ...]  # (positions, the constexpr they are taken at a time)
+    bulk: tuple[tuple[str, int], ...]  # tensors that are read in bulk, and the dimension that must be contiguous
+
+
+@dataclass(frozen=True, slots=True)
+class Form:
+    """Choices that the printer makes beside the schedule.
+
+    ``bulk``: tiles of loops are loaded by the bulk copy engine, which needs unit strides and 16-byte rows; ``wide``:
+    64-bit offsets; ``group``: batches whose row blocks of uneven work run together, heaviest first; ``precision`` of
+    float32 dots; ``coarse``: functions of sums of 16-bit products by NVIDIA's instructions that are right to 11 bits,
+    where the sum itself, rounded by PyTorch to 8 or 11, is no better.
+
+    Triton's own split into loading and computing warps (``warp_specialize``) is not used: with 3.6 these kernels then
+    compile on Hopper and give wrong results.
+    """
+
+    wide: bool = False
+    group: int = 8
+    precision: str = "ieee"
+    coarse: bool = False
+    bulk: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class Source:
+    """A module as text, and what it consists of: device functions and kernels."""
+
+    text: str
+    helpers: str
+    kernels: tuple[Printed, ...]
