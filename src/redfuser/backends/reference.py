@@ -50,6 +50,7 @@ from redfuser.tile.nodes import (
     Up,
     outputs_of,
 )
+from redfuser.tile.uses import every
 
 BUDGET = 3 * 2**20
 
@@ -140,7 +141,7 @@ class _Execution:
         self.once: dict[int, frozenset[str]] = {}
         self.ends = last_uses(k.body)
         self.passing = passing_guards(k.body)
-        self.spans = {v.name: v.axes for s in _walk(k.body) for v in outputs_of(s)}
+        self.spans = {v.name: v.axes for s in every(k.body) for v in outputs_of(s)}
         self.places: dict[int, Place | None] = {}
         self.plans: dict[int, _DotPlan] = {}
 
@@ -167,7 +168,7 @@ class _Execution:
     def steps(self) -> dict[Axis, int]:
         """Positions of each grid axis taken at a time: its block, and as many of a batch axis as the budget allows."""
         steps = {t.axis: min(t.block or 1, self.size[t.axis]) for t in self.kernel.grid}
-        fixed = {a for s in _walk(self.kernel.body) if isinstance(s, Loop) for a in self.placed(s)}
+        fixed = {a for s in every(self.kernel.body) if isinstance(s, Loop) for a in self.placed(s)}
         room = max(1, BUDGET // max(1, self.footprint()))
         for t in reversed(self.kernel.grid):
             if t.role is Role.BATCH and not {t.first, t.last} & fixed:
@@ -196,7 +197,7 @@ class _Execution:
     def footprint(self) -> int:
         """Bytes of the largest value of one grid point."""
         sizes = []
-        for s in _walk(self.kernel.body):
+        for s in every(self.kernel.body):
             for v in outputs_of(s):
                 n = max(4, v.dtype.bytes)
                 for a in v.axes:
@@ -440,10 +441,3 @@ def _matrix(x: Tensor, batch: tuple[int, ...], rows: tuple[int, ...], columns: t
     shape = [x.shape[d] for d in order]
     count = [math.prod(shape[: len(batch)]), math.prod(shape[len(batch) : len(batch) + len(rows)])]
     return x.permute(*order, *rest).reshape(*count, math.prod(shape[len(batch) + len(rows) :]))
-
-
-def _walk(body: tuple[Statement, ...]) -> Iterator[Statement]:
-    for s in body:
-        yield s
-        if isinstance(s, Loop):
-            yield from _walk(s.body)

@@ -33,6 +33,14 @@ from redfuser.tile.nodes import (
 )
 
 
+def every(body: tuple[Statement, ...]) -> Iterator[Statement]:
+    """All statements, those inside loops included, in order."""
+    for s in body:
+        yield s
+        if isinstance(s, Loop):
+            yield from every(s.body)
+
+
 def gathered(i: Int) -> set[str]:
     """The values that an index is gathered by."""
     return {g.value.name for g in i.gathers() if isinstance(g.value, Ref)}

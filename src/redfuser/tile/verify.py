@@ -41,7 +41,7 @@ from redfuser.tile.nodes import (
     outputs_of,
 )
 from redfuser.tile.spans import index_axes
-from redfuser.tile.uses import bound_values
+from redfuser.tile.uses import bound_values, every
 
 
 class InvalidTileProgram(Exception):
@@ -87,7 +87,7 @@ def _kernel(k: Kernel, tensors: Mapping[str, Tensor], written: set[str]) -> Iter
     for t in k.grid:
         if t.block is None or t.block < 1:
             yield f"the grid axis {t.axis.name} needs a block"
-    looped = {s.axis for s in _walk(k.body) if isinstance(s, Loop)}
+    looped = {s.axis for s in every(k.body) if isinstance(s, Loop)}
     if looped & {t.axis for t in k.grid}:
         yield "an axis of the grid is looped over"
     tiled = {t.axis for t in k.inside if t.block is not None}
@@ -99,13 +99,6 @@ def _kernel(k: Kernel, tensors: Mapping[str, Tensor], written: set[str]) -> Iter
     scope = _Scope(available, fixed, scalars)
     yield from _block(k.body, k, scope, tensors)
     written |= scope.written
-
-
-def _walk(body: tuple[Statement, ...]) -> Iterator[Statement]:
-    for s in body:
-        yield s
-        if isinstance(s, Loop):
-            yield from _walk(s.body)
 
 
 def _block(body: tuple[Statement, ...], k: Kernel, scope: _Scope, tensors: Mapping[str, Tensor]) -> Iterator[str]:

@@ -10,14 +10,14 @@ from __future__ import annotations
 
 import keyword
 import math
-from collections.abc import Iterator
 from dataclasses import dataclass
 
 from redfuser.backends.triton import functions
 from redfuser.index.ints import Axis, Int, as_int, product
 from redfuser.tile.names import Names
-from redfuser.tile.nodes import Dot, Kernel, Loop, Role, Select, SelectMerge, Statement, TileAxis, Value, outputs_of
+from redfuser.tile.nodes import Dot, Kernel, Role, Select, SelectMerge, TileAxis, Value, outputs_of
 from redfuser.tile.strategy import Unsupported
+from redfuser.tile.uses import every
 
 RESERVED = ("tl", "triton", "torch", "range", "float", "pid", *keyword.kwlist, *functions.NAMES)
 SMALLEST = 16  # the shortest side of a dot
@@ -93,8 +93,8 @@ class Layout:
         self.dims: dict[Axis, Dim] = {}
         self.blocks: list[Block] = []
         self.row: Dim | None = None
-        self.dots = [s for s in walk(k.body) if isinstance(s, Dot)]
-        values = [v for s in walk(k.body) for v in outputs_of(s)]
+        self.dots = [s for s in every(k.body) if isinstance(s, Dot)]
+        values = [v for s in every(k.body) for v in outputs_of(s)]
         self._rows(k)
         groups = _together(k, self.dots, values)
         for t in k.axes:
@@ -154,13 +154,6 @@ class Layout:
         return tuple(sorted(found.values(), key=lambda d: d.rank))
 
 
-def walk(body: tuple[Statement, ...]) -> Iterator[Statement]:
-    for s in body:
-        yield s
-        if isinstance(s, Loop):
-            yield from walk(s.body)
-
-
 def _together(k: Kernel, dots: list[Dot], values: list[Value]) -> dict[Axis, tuple[Axis, ...]]:
     """Whole axes that are flattened: contracted by one dot, or columns that every value has all or none of."""
     out: dict[Axis, tuple[Axis, ...]] = {}
@@ -169,7 +162,7 @@ def _together(k: Kernel, dots: list[Dot], values: list[Value]) -> dict[Axis, tup
     columns = tuple(a for a, t in whole.items() if t.role is Role.COLUMN)
     if len(columns) > 1:
         sets.append(columns)
-    selected = {s.k for s in walk(k.body) if isinstance(s, Select | SelectMerge)}
+    selected = {s.k for s in every(k.body) if isinstance(s, Select | SelectMerge)}
     for axes in sets:
         group = tuple(a for a in whole if a in axes)
         apart = any(0 < len(v.axes & frozenset(group)) < len(group) for v in values)

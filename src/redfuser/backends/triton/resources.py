@@ -13,6 +13,7 @@ from redfuser.backends.triton.layout import Dim, Layout, power
 from redfuser.index.expr import Apply, Fn, walk
 from redfuser.index.ints import Int
 from redfuser.tile.nodes import Correct, Declare, Dot, Kernel, Loop, Map, Read, Reduce, Role, Select, Statement, Store
+from redfuser.tile.uses import every
 
 _SPECIAL = {Fn.EXP, Fn.EXP2, Fn.LOG, Fn.LOG2, Fn.TANH, Fn.SIGMOID, Fn.ERF, Fn.SIN, Fn.COS, Fn.EXPM1, Fn.LOG1P, Fn.SQRT,
             Fn.RSQRT, Fn.DIV, Fn.POW}  # fmt: skip
@@ -73,7 +74,7 @@ class Estimate:
         self.layout = Layout(k)
         self.sizes, self.warps, self.stages = sizes, warps, stages
         self.k = k
-        self.operands = {n for s in _walk(k.body) if isinstance(s, Dot) for n in (s.left, s.right)}
+        self.operands = {n for s in every(k.body) if isinstance(s, Dot) for n in (s.left, s.right)}
         self.tensor = self.scalar = self.special = self.bytes = 0.0
         self.shared = 0
         self.live = 0
@@ -161,10 +162,6 @@ class Estimate:
                 return 0
             case _:
                 return 0
-
-
-def _walk(body: tuple[Statement, ...]) -> list[Statement]:
-    return [x for s in body for x in ((s, *_walk(s.body)) if isinstance(s, Loop) else (s,))]
 
 
 def microseconds(n: Need, m: Machine, warps: int) -> float | None:

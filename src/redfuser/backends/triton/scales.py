@@ -34,7 +34,7 @@ from redfuser.tile.nodes import (
     Value,
     outputs_of,
 )
-from redfuser.tile.uses import bound_values, names_in, uses_of
+from redfuser.tile.uses import bound_values, every, names_in, uses_of
 
 LOG2E = 1 / math.log(2)
 
@@ -56,7 +56,7 @@ def pull_scales(k: Kernel) -> Kernel:
 class _Rewrite:
     def __init__(self, k: Kernel) -> None:
         self.values: dict[str, Value] = {}
-        self.names = Names(v.name for s in _walk(k.body) for v in outputs_of(s))
+        self.names = Names(v.name for s in every(k.body) for v in outputs_of(s))
         self.scaled: dict[str, Scaled] = {}
         self.twos: dict[str, Value] = {}
         self.chosen: dict[Expr, Value] = {}
@@ -230,10 +230,6 @@ def _usable(c: float | int | bool) -> bool:
 
 def _infinite(c: Const) -> bool:
     return isinstance(c.value, float) and math.isinf(c.value)
-
-
-def _walk(body: tuple[Statement, ...]) -> list[Statement]:
-    return [x for s in body for x in ((s, *_walk(s.body)) if isinstance(s, Loop) else (s,))]
 
 
 # -- what is read ----------------------------------------------------------------------------------------------------

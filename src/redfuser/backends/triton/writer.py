@@ -7,7 +7,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 
 from redfuser.backends.triton.expr import Scope, show, show_int
-from redfuser.backends.triton.layout import RESERVED, Dim, Layout, walk
+from redfuser.backends.triton.layout import RESERVED, Dim, Layout
 from redfuser.backends.triton.printed import Argument, Form, Length
 from redfuser.index.expr import DType, Expr, Ref, ref
 from redfuser.index.expr import walk as expression_nodes
@@ -23,6 +23,7 @@ from redfuser.tile.nodes import (
     Store,
     Value,
 )
+from redfuser.tile.uses import every
 
 
 @dataclass(slots=True)
@@ -53,13 +54,13 @@ class Writer:
         self.coarse: set[str] = set()
         self.raw = {
             n
-            for s in walk(k.body)
+            for s in every(k.body)
             for n in (
                 (s.left, s.right) if isinstance(s, Dot) else (s.arg,) if isinstance(s, Rename) else (s.value,)
                 if isinstance(s, Store) else ()
             )
         }  # fmt: skip
-        for s in walk(k.body):
+        for s in every(k.body):
             if isinstance(s, Guard | Rename) and s.out.name in self.raw:
                 self.raw.add(s.arg)
 
