@@ -175,7 +175,7 @@ def test_prints_for_machines_that_are_not_present(target):
 @needs_triton
 @pytest.mark.parametrize("case", ONE_PASS + SEVERAL, ids=lambda c: c.name)
 def test_lines_fit_and_the_layout_changes_no_statement(case, monkeypatch):
-    from redfuser.backends.triton import emit, tidy
+    from redfuser.backends.triton import kernel, tidy
     from redfuser.backends.triton import source as printer
 
     with redfuser.options(**case.options):
@@ -184,7 +184,7 @@ def test_lines_fit_and_the_layout_changes_no_statement(case, monkeypatch):
     def as_it_comes(line):
         return [line]
 
-    monkeypatch.setattr(emit, "tidy", as_it_comes)
+    monkeypatch.setattr(kernel, "tidy", as_it_comes)
     monkeypatch.setattr(printer, "tidy", as_it_comes)
     with redfuser.options(**case.options):
         plain = source(case.fn, case.inputs(), strategy="single", tile=32)
