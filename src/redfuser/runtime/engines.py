@@ -36,7 +36,7 @@ def engine_for(device: torch.device, options: Options) -> Engine:
     if options.backend is Backend.TRITON or (options.backend is Backend.AUTO and target and _has_triton()):
         if not _has_triton():
             raise BackendError("backend='triton' needs the package triton: pip install 'triton>=3.6'")
-        return TritonEngine(device, target or "cuda:90")
+        return TritonEngine(device, target or "cuda:90", kernels_directory(options))
     return ReferenceEngine()
 
 
@@ -93,8 +93,8 @@ class ReferenceEngine:
 class TritonEngine:
     """Kernels printed for a GPU, chosen by the model and then by time."""
 
-    def __init__(self, device: torch.device, target: str) -> None:
-        self.device, self.target = device, target
+    def __init__(self, device: torch.device, target: str, directory: Path) -> None:
+        self.device, self.target, self.directory = device, target, directory
         self._launchers: dict[tuple[int, Schedule], tuple[Program, Launcher]] = {}
 
     @property
@@ -145,7 +145,7 @@ class TritonEngine:
             form = Form(
                 precision=_precision(), bulk=schedule.bulk, coarse=self.target.startswith("cuda") and not _interpreted()
             )
-            made = Launcher(program, form, schedule.warps, schedule.stages, kernels_directory())
+            made = Launcher(program, form, schedule.warps, schedule.stages, self.directory)
             self._launchers[key] = program, made
         return self._launchers[key][1]
 
@@ -174,9 +174,9 @@ class TritonEngine:
         return Listing(program, schedule, self.target, why, subject, write)
 
 
-def kernels_directory() -> Path:
+def kernels_directory(options: Options) -> Path:
     """Where the sources of kernels lie: Triton reads a kernel from its file."""
-    return default_directory() / "kernels"
+    return (Path(options.cache_dir) if options.cache_dir else default_directory()) / "kernels"
 
 
 def _interpreted() -> bool:

@@ -6,6 +6,8 @@ allocates its outputs and launches.
 
 from __future__ import annotations
 
+import atexit
+import functools
 import hashlib
 import importlib.util
 import math
@@ -32,24 +34,42 @@ REMEMBERED = 64  # combinations of strides that a program keeps ready
 
 
 def load(text: str, directory: Path) -> Any:
-    """The module of a source text; Triton reads the source of a kernel from its file."""
+    """The module of a source text; Triton reads the source of a kernel from its file.
+
+    Where the directory cannot be written, the file lies in a temporary one as long as the process lives.
+    """
     digest = hashlib.sha256(text.encode()).hexdigest()[:24]
     name = f"redfuser_kernel_{digest}"
     if name in sys.modules:
         return sys.modules[name]
-    path = directory / f"{name}.py"
-    if not path.exists() or path.read_text() != text:
-        directory.mkdir(parents=True, exist_ok=True)
-        handle, temporary = tempfile.mkstemp(dir=directory, suffix=".tmp")
-        with os.fdopen(handle, "w") as f:
-            f.write(text)
-        os.replace(temporary, path)
+    try:
+        path = _written(text, directory / f"{name}.py")
+    except OSError:
+        path = _written(text, _of_this_process() / f"{name}.py")
     spec = importlib.util.spec_from_file_location(name, path)
     assert spec is not None and spec.loader is not None
     module = importlib.util.module_from_spec(spec)
     sys.modules[name] = module
     spec.loader.exec_module(module)
     return module
+
+
+def _written(text: str, path: Path) -> Path:
+    """The file with this text; it appears whole, and a damaged one is replaced."""
+    if not path.exists() or path.read_text() != text:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        handle, temporary = tempfile.mkstemp(dir=path.parent, suffix=".tmp")
+        with os.fdopen(handle, "w") as f:
+            f.write(text)
+        os.replace(temporary, path)
+    return path
+
+
+@functools.cache
+def _of_this_process() -> Path:
+    directory = tempfile.TemporaryDirectory(prefix="redfuser-")
+    atexit.register(directory.cleanup)
+    return Path(directory.name)
 
 
 class Launcher:
