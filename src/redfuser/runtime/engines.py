@@ -176,7 +176,7 @@ class TritonEngine:
 
 def kernels_directory(options: Options) -> Path:
     """Where the sources of kernels lie: Triton reads a kernel from its file."""
-    return (Path(options.cache_dir) if options.cache_dir else default_directory()) / "kernels"
+    return (Path(options.cache_dir).expanduser() if options.cache_dir else default_directory()) / "kernels"
 
 
 def _interpreted() -> bool:

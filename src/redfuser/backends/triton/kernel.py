@@ -143,6 +143,9 @@ class KernelWriter(Places):
                 dims = self.layout.of(self.values[b.value].axes)
                 at = dict.fromkeys(dims, 0)
                 text = self.get(b.value, dims, at)
+                inside = self.mask(dims, at) if isinstance(b, Lowest) else None
+                if inside is not None:  # rows that do not exist were read as 0
+                    text = f"tl.where({inside}, {text}, 0x7FFFFFFF)"
                 text = f"tl.{'min' if isinstance(b, Lowest) else 'max'}({text})" if dims else text
                 return text if self.form.wide else f"{text}.to(tl.int32)"
             case Least() | Greatest():
