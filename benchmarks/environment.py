@@ -30,7 +30,7 @@ def environment(device: str, commit: str = "") -> dict[str, Any]:
         "cudnn": str(cudnn.version() or "") if cuda else "",
         "python": platform.python_version(),
         "redfuser": redfuser.__version__,
-        "options": " ".join(f"{k}={v}" for k, v in sorted(os.environ.items()) if k.startswith("REDFUSER_")),
+        "options": _options(),
         "commit": commit or _git_commit(),
         "source": source_hash(),
         "date": datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds"),
@@ -79,3 +79,9 @@ def _version(package: str) -> str:
         return version(package)
     except PackageNotFoundError:
         return ""
+
+
+def _options() -> str:
+    """The settings of the environment; where the cache lies changes nothing that is measured."""
+    named = {k: v for k, v in os.environ.items() if k.startswith("REDFUSER_") and k != "REDFUSER_CACHE_DIR"}
+    return " ".join(f"{k}={v}" for k, v in sorted(named.items()))

@@ -114,7 +114,7 @@ def call(p, length=1000):
 
 
 def entries(directory):
-    return [e for e in Cache(directory, 2**30).entries()]
+    return list(Cache(directory, 2**30).entries())
 
 
 def test_the_fastest_is_measured_and_runs(make):
@@ -264,7 +264,7 @@ def test_without_memory_for_examples_the_model_decides(make, tmp_path):
 
 
 def test_what_ran_out_of_time_is_not_remembered(make, tmp_path, monkeypatch):
-    monkeypatch.setattr(choice, "LIMITS", {t: (8, 0.0) for t in choice.LIMITS})
+    monkeypatch.setattr(choice, "LIMITS", dict.fromkeys(choice.LIMITS, (8, 0.0)))
     p, engine = make({A: 12.0, B: 10.0})
     assert call(p) is not None and engine.ran == A and engine.measured == [A]
     assert not entries(tmp_path)
@@ -334,7 +334,7 @@ def test_analyze_and_explain_measure_nothing(monkeypatch, tmp_path):
 
 
 def test_threads_meet_at_a_first_call(make):
-    p, engine = make({A: 12.0, B: 12.0})
+    p, _engine = make({A: 12.0, B: 12.0})
     results, failures = [], []
     start = threading.Barrier(4)
 

@@ -12,23 +12,16 @@ from torch import Tensor
 from redfuser.index.expr import Expr, Ref, children, walk
 from redfuser.index.ints import Axis, Int, as_int
 from redfuser.tile.nodes import (
-    Assign,
-    Combine,
-    Correct,
     Declare,
     Dot,
     Guard,
     Loop,
-    Map,
-    Read,
     Reduce,
-    Rename,
     Select,
-    SelectMerge,
     Statement,
-    Store,
     outputs_of,
 )
+from redfuser.tile.uses import uses_of
 
 
 @dataclass(frozen=True, slots=True)
@@ -118,30 +111,6 @@ class Place:
         for a, k in self.address.terms:
             offset += k * ranges[a][0]
         return torch.as_strided(t, shape, strides, offset)
-
-
-def uses_of(s: Statement) -> set[str]:
-    """The names a statement reads, those inside a loop included."""
-    match s:
-        case Read() | Store():
-            own = {s.value} if isinstance(s, Store) else set()
-            return own | {g.value.name for i in s.index for g in i.gathers() if isinstance(g.value, Ref)}
-        case Map() | Correct():
-            return {g.name for x in walk(s.expr) for g in [x] if isinstance(g, Ref)}
-        case Guard() | Reduce() | Select() | Rename():
-            return {s.arg}
-        case Dot():
-            return {s.left, s.right} | ({s.add} if s.add is not None else set())
-        case Combine():
-            return {s.left, s.right}
-        case SelectMerge():
-            return {s.left, s.left_index, s.right, s.right_index}
-        case Declare():
-            return {s.init} if isinstance(s.init, str) else set()
-        case Assign():
-            return {s.value}
-        case Loop():
-            return set().union(*(uses_of(x) for x in s.body))
 
 
 def read_once(e: Expr) -> frozenset[str]:

@@ -31,10 +31,12 @@ from redfuser.tile.nodes import (
     Down,
     Greatest,
     Guard,
+    Highest,
     Kernel,
     Kind,
     Least,
     Loop,
+    Lowest,
     Map,
     Program,
     Read,
@@ -184,6 +186,12 @@ class _Execution:
                     stack.append(b)
                 case Least(args=bs) | Greatest(args=bs):
                     stack += bs
+                case Lowest(value=name) | Highest(value=name):
+                    yield from self.firsts(self.spans[name])
+
+    def firsts(self, axes: frozenset[Axis]) -> Iterator[Axis]:
+        """The placeholders of axes, for a bound that is a number of theirs."""
+        yield from (self.tile[a].first for a in axes)
 
     def footprint(self) -> int:
         """Bytes of the largest value of one grid point."""
@@ -292,6 +300,10 @@ class _Execution:
                 return min(self.bound(x) for x in b.args)
             case Greatest():
                 return max(self.bound(x) for x in b.args)
+            case Lowest():
+                return int(self.values[b.value].min())
+            case Highest():
+                return int(self.values[b.value].max())
 
     def number(self, i: Int) -> int:
         """An expression over sizes and placeholders."""

@@ -131,7 +131,8 @@ def _name(r: Row[Schedule | None]) -> str:
     if s is None:
         return "unfused"
     parts = "" if s.strategy is not Strategy.MULTI else f" of {s.segments} segments"
-    return f"{s.strategy}{parts} ({s.row}x{s.tile}, {s.warps} warps, {s.stages} stages)"
+    extra = ", bulk copies" * s.bulk
+    return f"{s.strategy}{parts} ({s.row}x{s.tile}, {s.warps} warps, {s.stages} stages{extra})"
 
 
 def _record(s: Schedule) -> dict[str, str | int | None]:

@@ -135,7 +135,10 @@ class TritonEngine:
 
         key = id(program), schedule
         if key not in self._launchers:
-            made = Launcher(program, Form(precision=_precision()), schedule.warps, schedule.stages, kernels_directory())
+            form = Form(
+                precision=_precision(), bulk=schedule.bulk, coarse=self.target.startswith("cuda") and not _interpreted()
+            )
+            made = Launcher(program, form, schedule.warps, schedule.stages, kernels_directory())
             self._launchers[key] = program, made
         return self._launchers[key][1]
 
@@ -156,12 +159,19 @@ class TritonEngine:
         return self.launcher(program, schedule).prepare(dict(sizes))
 
     def source(self, program: Program, schedule: Schedule) -> str:
-        return self.launcher(program, schedule).source(False)[0].text
+        return self.launcher(program, schedule).source()[0].text
 
 
 def kernels_directory() -> Path:
     """Where the sources of kernels lie: Triton reads a kernel from its file."""
     return default_directory() / "kernels"
+
+
+def _interpreted() -> bool:
+    """True where Triton runs kernels on the CPU, in Python."""
+    import triton
+
+    return bool(triton.knobs.runtime.interpret)
 
 
 def _precision() -> str:

@@ -12,7 +12,24 @@ from collections.abc import Iterable
 from dataclasses import replace
 
 from redfuser.algebra.nodes import Accumulator, Base, Derivation, Pass, Stage, Treatment
-from redfuser.index.expr import Cast, Const, Expr, Part, Ref, dtype_of, loads, ref, substitute, transform
+from redfuser.index.expr import (
+    Apply,
+    Cast,
+    Const,
+    DType,
+    Expr,
+    Fn,
+    Load,
+    Part,
+    Ref,
+    const,
+    dtype_of,
+    loads,
+    position,
+    ref,
+    substitute,
+    transform,
+)
 from redfuser.index.ints import ZERO, Axis, Int, as_int
 from redfuser.index.nodes import Map as Definition
 from redfuser.index.nodes import Reducer
@@ -26,9 +43,11 @@ from redfuser.tile.nodes import (
     At,
     Bound,
     Declare,
+    Highest,
     Kernel,
     Kind,
     Loop,
+    Lowest,
     Program,
     Read,
     Role,
@@ -51,7 +70,7 @@ def build(region: Region, derivation: Derivation, schedule: Schedule, name: str 
         case Strategy.WHOLE:
             kernels = [builder.whole()]
         case Strategy.SINGLE:
-            kernels = [builder.single()]
+            kernels = builder.single()
         case Strategy.MULTI:
             kernels = builder.multi()
         case _:
@@ -76,6 +95,7 @@ class _Builder:
         self.tensors = self.inputs | outputs
         self.scratch: dict[tuple[str, Part], Tensor] = {}
         self.scratch_of: dict[str, dict[Part, Tensor]] = {}
+        self.reach_axes: dict[str, tuple[Axis, ...]] = {}
         self.definitions = {d.name: d for d in region.program.definitions if isinstance(d, Definition)}
         self.producers = {p.name: p for p in region.producers}
         self.wanted = _read_stages(region, derivation)
@@ -204,25 +224,87 @@ class _Builder:
         return Stored(low.reduction(s.body, s.reducer, (self.axis,), dtype, s.name), None, s.axes)
 
     # -- single -------------------------------------------------------------------------------------------------------
-    def single(self) -> Kernel:
+    def single(self) -> list[Kernel]:
+        reaches = [self.reach(p, n) for n, p in enumerate(self.derivation.passes)]
         low = self.lowering()
         tile = self.cascade(self.schedule.tile)
         for n, p in enumerate(self.derivation.passes):
-            self.stream(low, p, n, tile, None)
+            found = reaches[n]
+            self.stream(low, p, n, tile, None, None if found is None else self.reached(low, found[1]))
             self.read(low, p)
         self.write(low, [r for r in self.results if not self.swept(r)])
         extra = self.sweeps(low, [r for r in self.results if self.swept(r)], {self.axis})
         note = f"one program streams {self.axis.name}"
-        return self.kernel(low, "single", note, self.grid, [tile, *extra])
+        main = self.kernel(low, "single", note, self.grid, [tile, *extra])
+        return [*(found[0] for found in reaches if found is not None), main]
 
-    def stream(self, low: Lowering, p: Pass, number: int, tile: TileAxis, within: tuple[Bound, Bound] | None) -> None:
+    def reach(self, p: Pass, number: int) -> tuple[Kernel, tuple[Tensor, Tensor]] | None:
+        """A kernel that finds for every row the first position that counts and the one behind the last, where data say."""
+        holds = masks.reaching(p, self.axis, frozenset(self.stages))
+        if holds is None:
+            return None
+        low = self.lowering(())
+        span = low.span(holds) - {self.axis}
+        grid = [t for t in self.grid if t.axis in span]
+        axes = tuple(t.axis for t in grid)
+        if frozenset(axes) != span:
+            return None
+        tile = self.cascade(self.schedule.tile)
+        length = position(as_int(self.axis.size))
+        found = []
+        for word, reducer, start in (("first", Reducer.MIN, length), ("end", Reducer.MAX, const(0, DType.INT64))):
+            v = low.declare(low.new(f"{self.axis.name}_{word}", DType.INT64, span))
+            low.add(Declare(v, self.first(low, start, "none"), word))
+            found.append((v, reducer, start))
+        low.open(self.axis)
+        low.moving([v for v, _, _ in found], 1)
+        news = []
+        for v, reducer, start in found:
+            at = position(as_int(self.axis) + (1 if reducer is Reducer.MAX else 0))
+            element = Apply(Fn.WHERE, (holds, at, start), DType.INT64)
+            part = low.reduction(element, reducer, (self.axis,), DType.INT64, f"{v.name}_tile")
+            news.append((v.name, low.combine(reducer, v, part, f"{v.name}_new")))
+        for name, new in news:
+            low.add(Assign(name, new.name))
+        body = low.close()
+        low.moving([v for v, _, _ in found], 0)
+        low.add(Loop(self.axis, self.schedule.tile, At(ZERO), At(as_int(self.axis.size)), body, ""))
+        kept = []
+        for v, _, _ in found:
+            name = f"{v.name}_{number + 1}"
+            t = Tensor(name, Kind.SCRATCH, tuple(a.size for a in axes), DType.INT64)
+            self.tensors[name] = self.scratch[name, Part.VALUE] = t
+            self.reach_axes[name] = axes
+            low.add(Store(name, tuple(as_int(a) for a in axes), v.name, axes))
+            kept.append(t)
+        note = f"where {self.axis.name} counts, by data"
+        return self.kernel(low, f"reach{number + 1}", note, grid, [tile], ()), (kept[0], kept[1])
+
+    def reached(self, low: Lowering, found: tuple[Tensor, Tensor]) -> tuple[Bound, Bound]:
+        """Bounds of a loop from what the kernel before has found."""
+        first, end = (
+            low.value(Load(t.name, tuple(as_int(a) for a in self.reach_axes[t.name]), DType.INT64, Part.VALUE))
+            for t in found
+        )
+        return Lowest(first.name), Highest(end.name)
+
+    def stream(
+        self,
+        low: Lowering,
+        p: Pass,
+        number: int,
+        tile: TileAxis,
+        within: tuple[Bound, Bound] | None,
+        reach: tuple[Bound, Bound] | None = None,
+    ) -> None:
         """The loops of a pass: its steps for every tile."""
         states = self.declare(low, p)
         assert tile.block is not None
         axes = {t.axis: t for t in (*self.grid, *self.fixed)}
         passes = len(self.derivation.passes)
-        for piece in masks.pieces(p, self.axis, tile.block, axes, within, frozenset(self.stages)):
+        for piece in masks.pieces(p, self.axis, tile.block, axes, within, frozenset(self.stages), reach):
             low.open(self.axis, piece.full)
+            low.ends[self.axis] = tile.first, tile.last
             low.moving(states, 1)
             elements = {s.name: masks.assume(s.element, piece.known) for s in p.steps if isinstance(s, Accumulator)}
             low.expect(e for s in p.steps for e in (_bodies(s, elements)) if e is not None)
@@ -238,6 +320,7 @@ class _Builder:
             low.add(Assign(name, v.name))
         body = low.close()
         low.moving(states, 0)
+        low.ends.clear()
         for s in p.steps:
             for part in Part:
                 if (s.name, True, part) in low.state:

@@ -109,6 +109,7 @@ class Lowering:
         self._fresh: dict[str, tuple[Axis, ...]] = {}
         self._uses: Counter[Expr] = Counter()
         self.loops: list[Axis] = []
+        self.ends: dict[Axis, tuple[Axis, Axis]] = {}
         self.full: list[bool] = []
 
     # -- blocks ------------------------------------------------------------------------------------------------------
@@ -205,7 +206,9 @@ class Lowering:
             case Position():
                 i, level = self.index(e.index)
                 axes = index_axes(i, self.values)
-                return Placed(position(i), axes, self.level(axes, level))
+                inside = frozenset(a for a, ends in self.ends.items() if axes & frozenset(ends))
+                axes = axes.difference(*self.ends.values())
+                return Placed(position(i), axes, self.level(axes | inside, level))
             case Ref():
                 return self._ref(self.value_of(e))
             case Load():
@@ -364,9 +367,16 @@ class Lowering:
         self, body: Expr, reducer: Reducer, over: tuple[Axis, ...], dtype: DType, wish: str, add: Value | None = None
     ) -> Value:
         """reducer over ``over`` of body: a dot where the body is a product of two operands. ``add`` is added to it."""
-        pair = self.operands(body, over, dtype) if reducer is Reducer.SUM else None
-        if pair is not None:
-            return self._dot(pair, over, dtype, wish, add)
+        if reducer is Reducer.SUM:
+            same = tuple(a for a in over if a not in self.span(body) and (a in self.inner or a in self.ends))
+            if same:
+                body, over = self._times(body, same, dtype), tuple(a for a in over if a not in same)
+                if not over:
+                    v = self.value(body, wish if add is None else None, dtype)
+                    return v if add is None else self.combine(reducer, add, v, wish)
+            pair = self.operands(body, over, dtype)
+            if pair is not None:
+                return self._dot(pair, over, dtype, wish, add)
         v = self.value(body, f"{wish}_of")
         if reducer in (Reducer.ANY, Reducer.ALL) and v.dtype is not DType.BOOL:
             v = self.value(Apply(Fn.NE, (ref(v.name, v.dtype), const(0, v.dtype)), DType.BOOL))
@@ -378,6 +388,17 @@ class Lowering:
         if add is not None:
             v = self.combine(reducer, add, v, wish)
         return v
+
+    def _times(self, body: Expr, axes: tuple[Axis, ...], dtype: DType) -> Expr:
+        """The sum of equal terms along axes: one of them times the number of positions in the tile."""
+        count = as_int(1)
+        for a in axes:
+            count = count * (as_int(a.size) if a not in self.ends else as_int(self.ends[a][1]) - self.ends[a][0] + 1)
+        number = position(count)
+        if body is const(1, DType.INT64) and dtype is DType.INT64:
+            return number
+        wide = body if dtype_of(body) is dtype else Cast(body, dtype)
+        return Apply(Fn.MUL, (wide, number if dtype is DType.INT64 else Cast(number, dtype)), dtype)
 
     def _dot(self, pair: dots.Split, over: tuple[Axis, ...], dtype: DType, wish: str, add: Value | None) -> Value:
         sides = []

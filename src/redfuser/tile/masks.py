@@ -59,6 +59,38 @@ def conditions(p: Pass, axis: Axis, stages: frozenset[str]) -> list[tuple[Expr, 
     return found
 
 
+def reaching(p: Pass, axis: Axis, stages: frozenset[str]) -> Expr | None:
+    """What data must hold for an element to count, where loads along the axis meet loads along the rows; None if nothing.
+
+        where(segment[i] == segment[l], s, -inf)        segment[i] == segment[l]
+
+    Each load runs along the axis or along other axes, so that the condition costs little beside what it saves.
+    """
+    steps = [s for s in p.steps if isinstance(s, Accumulator)]
+    facts = Facts(frozenset(s.name for s in p.steps if isinstance(s, Base)), stages)
+    if any(a.reducer.has_index for a in steps):
+        return None
+    found: Expr | None = None
+    for c in dict.fromkeys(c for a in steps for c in walk(a.element) if _meets(c, axis, stages)):
+        for truth in (False, True):
+            if all(_is_identity(a, fold(a.element, {c: truth}, facts)) for a in steps):
+                needed = c if not truth else Apply(Fn.NOT, (c,), DType.BOOL)
+                found = needed if found is None else Apply(Fn.AND, (found, needed), DType.BOOL)
+    return found
+
+
+def _meets(e: Expr, axis: Axis, stages: frozenset[str]) -> bool:
+    """True for a comparison of loads along the axis with loads along other axes."""
+    if not (isinstance(e, Apply) and e.fn in _ORDER):
+        return False
+    nodes = list(walk(e))
+    if any(isinstance(x, Ref) or (isinstance(x, Load) and x.source in stages) for x in nodes):
+        return False
+    spans = [frozenset[Axis]().union(*(i.axes() for i in x.index)) for x in nodes if isinstance(x, Load)]
+    along = [s for s in spans if axis in s]
+    return len(along) == 1 and len(spans) == 2 and all(len(s - along[0]) > 0 for s in spans if axis not in s)
+
+
 def _compares(e: Expr, axis: Axis) -> bool:
     if not (isinstance(e, Apply) and e.fn in _ORDER):
         return False
@@ -299,10 +331,15 @@ def pieces(
     axes: Mapping[Axis, TileAxis],
     within: tuple[Bound, Bound] | None,
     stages: frozenset[str],
+    reach: tuple[Bound, Bound] | None = None,
 ) -> list[Piece]:
-    """The loops of a pass. ``within`` are the bounds of a segment; ``stages`` are results that the pass may load."""
+    """The loops of a pass. ``within`` are the bounds of a segment; ``stages`` are results that the pass may load;
+    ``reach``: bounds outside which data say that no element counts."""
     start: list[Bound] = [At(ZERO)]
     stop: list[Bound] = [At(as_int(axis.size))]
+    if reach is not None:
+        start.append(reach[0])
+        stop.append(reach[1])
     if within is not None:
         start.append(within[0])
         stop.append(within[1])

@@ -114,7 +114,21 @@ class Greatest:
     args: tuple[Bound, ...]
 
 
-Bound = Union[At, Down, Up, Least, Greatest]
+@dataclass(frozen=True, slots=True)
+class Lowest:
+    """The lowest number in the tile of a value."""
+
+    value: str
+
+
+@dataclass(frozen=True, slots=True)
+class Highest:
+    """The highest number in the tile of a value."""
+
+    value: str
+
+
+Bound = Union[At, Down, Up, Least, Greatest, Lowest, Highest]
 
 
 # -- operations ------------------------------------------------------------------------------------------------------

@@ -20,10 +20,12 @@ from redfuser.tile.nodes import (
     Down,
     Greatest,
     Guard,
+    Highest,
     Kernel,
     Kind,
     Least,
     Loop,
+    Lowest,
     Map,
     Program,
     Read,
@@ -77,6 +79,8 @@ class _Axes:
                 return f"min({', '.join(self.bound(x) for x in b.args)})"
             case Greatest():
                 return f"max({', '.join(self.bound(x) for x in b.args)})"
+            case Lowest() | Highest():
+                return f"{type(b).__name__.lower()}({b.value})"
 
 
 def _value(v: Value, axes: _Axes, namer: Namer) -> str:

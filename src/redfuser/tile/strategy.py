@@ -16,7 +16,7 @@ class Schedule:
     """``row``: positions of all row axes together in a tile; ``tile``: of the cascade axis; ``column``: of each column
     axis (None: whole); ``segments``: pieces of the cascade axis, for MULTI; ``merge_row`` and ``merge_column``: the
     blocks in which their partial states are joined (None: as before); ``warps`` and ``stages``: what a GPU's compiler
-    is told, threads by 32 and loads in flight."""
+    is told, threads by 32 and loads in flight; ``bulk``: tiles come by its bulk copy engine."""
 
     strategy: Strategy
     row: int = 64
@@ -27,3 +27,4 @@ class Schedule:
     merge_column: int | None = None
     warps: int = 4
     stages: int = 2
+    bulk: bool = False

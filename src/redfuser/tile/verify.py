@@ -20,10 +20,12 @@ from redfuser.tile.nodes import (
     Down,
     Greatest,
     Guard,
+    Highest,
     Kernel,
     Kind,
     Least,
     Loop,
+    Lowest,
     Map,
     Program,
     Read,
@@ -39,6 +41,7 @@ from redfuser.tile.nodes import (
     outputs_of,
 )
 from redfuser.tile.spans import index_axes
+from redfuser.tile.uses import bound_values
 
 
 class InvalidTileProgram(Exception):
@@ -141,6 +144,10 @@ def _loop(s: Loop, k: Kernel, scope: _Scope, tensors: Mapping[str, Tensor]) -> I
             loose = i.axes() - scope.scalars
             if loose:
                 yield f"a bound of the loop over {s.axis.name} depends on {_names(loose)}"
+        for name in bound_values(b):
+            v = scope.values.get(name)
+            if v is None or v.dtype is not DType.INT64:
+                yield f"a bound of the loop over {s.axis.name} reads {name}, which is no integer computed before it"
     yield from _block(s.body, k, scope.inner(s.axis, frozenset((t.first, t.last))), tensors)
 
 
@@ -153,6 +160,8 @@ def _bound_ints(b: Bound) -> Iterator[Int]:
         case Least() | Greatest():
             for x in b.args:
                 yield from _bound_ints(x)
+        case Lowest() | Highest():
+            return
 
 
 def _store(s: Store, scope: _Scope, tensors: Mapping[str, Tensor]) -> Iterator[str]:

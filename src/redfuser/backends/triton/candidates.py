@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import itertools
-import math
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import replace
 
@@ -19,7 +18,11 @@ from redfuser.tile.strategy import Schedule, Unsupported
 
 LONGEST_WHOLE = 16384
 LONGEST_WHOLE_DOT = 512
-MOST = 48  # schedules that the model looks at
+MOST_SEGMENTS = 1024
+MOST = 64
+COARSE = (
+    4.0  # times the shortest time by the model: what takes longer is not measured  # schedules that the model looks at
+)
 
 
 class Shape:
@@ -56,7 +59,7 @@ def candidates(
     ``across``: neighbouring elements in memory lie along the rows, not along the cascade axis.
     """
     shape = Shape(region, derivation, sizes)
-    kinds = _dots(shape) if shape.matrix else _rows(shape, across)
+    kinds = _dots(shape, machine) if shape.matrix else _rows(shape, across)
     timed: list[tuple[float, int, Schedule]] = []
     programs: dict[Schedule, Program] = {}
     seen: set[Schedule] = set()
@@ -64,7 +67,7 @@ def candidates(
         if s in seen or len(seen) >= MOST:
             continue
         seen.add(s)
-        plain = replace(s, warps=0, stages=0)
+        plain = replace(s, warps=0, stages=0, bulk=False)
         try:
             if plain not in programs:
                 programs[plain] = build(region, derivation, plain)
@@ -76,8 +79,9 @@ def candidates(
     if not timed:
         return []
     best = min(t for t, _, _ in timed)
-    # the model is coarse: among what it holds for about as fast, the order of the lists below, which was measured
-    timed.sort(key=lambda x: (round(math.log(x[0] / best, 2.5)), x[1]))
+    # the model is coarse: it rules out; the order is that of the lists below, which were measured
+    timed = [x for x in timed if x[0] <= COARSE * best]
+    timed.sort(key=lambda x: x[1])
     return [s for _, _, s in timed]
 
 
@@ -125,16 +129,16 @@ def _merge_column(shape: Shape) -> int | None:
 
 
 def _segments(programs: int, tiles: int, machine: Machine) -> list[int]:
-    """Numbers of segments that fill the machine once, twice and four times."""
+    """Numbers of segments that give every processor one program, and up to 16."""
     found = []
-    for times in (1, 2, 4):
-        n = min(tiles, max(2, round(times * machine.processors / programs)), 512)
+    for times in (8, 4, 16, 2, 1):
+        n = min(tiles, max(2, round(times * machine.processors / programs)), MOST_SEGMENTS)
         if n > 1 and n not in found:
             found.append(n)
     return found or [2]
 
 
-def _dots(shape: Shape) -> Iterator[Schedule]:
+def _dots(shape: Shape, machine: Machine) -> Iterator[Schedule]:
     """Tiles for cascades with matrix products."""
     row_sizes = [r for r in (128, 64, 256, 32, 16) if r <= max(16, power(shape.rows))]
     if shape.columns > 512:
@@ -145,6 +149,11 @@ def _dots(shape: Shape) -> Iterator[Schedule]:
             if row in row_sizes:
                 yield Schedule(Strategy.SINGLE, row, tile, column, warps=warps, stages=stages)
         return
+    if shape.length >= 1024 and machine.bulk and 128 in row_sizes:
+        for row, tile, warps, stages in (
+            (128, 64, 4, 2), (64, 64, 4, 3), (256, 64, 8, 3), (128, 128, 8, 2), (128, 64, 8, 3), (64, 128, 4, 2),
+        ):  # fmt: skip
+            yield Schedule(Strategy.SINGLE, row, tile, None, warps=warps, stages=stages, bulk=True)
     for row, tile, warps, stages in (
         (64, 64, 4, 3), (128, 64, 8, 3), (256, 64, 8, 3), (128, 64, 4, 2), (128, 128, 8, 2), (128, 64, 4, 3), (128, 32, 4, 3),
         (64, 128, 4, 2), (64, 32, 4, 3), (64, 64, 8, 2), (128, 32, 8, 3), (64, 64, 4, 2), (64, 32, 4, 2), (16, 64, 4, 3),
@@ -163,21 +172,17 @@ def _rows(shape: Shape, across: bool) -> Iterator[Schedule]:
         return
     column = min(64, power(shape.column)) if shape.columns > 1 else None
     room = max(1, 16384 // (column or 1))
+    if shape.length <= 1024:
+        for elements, warps in ((1024, 4), (4096, 8), (2048, 4), (2048, 8), (1024, 2), (4096, 4), (8192, 8)):
+            row = max(1, min(elements // length, power(shape.rows)))
+            yield Schedule(Strategy.SINGLE, row, max(16, min(length, room)), column, warps=warps, stages=2)
+    elif length <= min(room, LONGEST_WHOLE):
+        for row, warps in ((1, 4), (1, 8), (2, 8), (1, 16), (4, 8)):
+            if row <= shape.rows and length * row <= 32768:
+                yield Schedule(Strategy.SINGLE, row, length, column, warps=warps, stages=2)
     for tile, warps, stages in (
-        (4096, 8, 2),
-        (2048, 4, 3),
-        (8192, 8, 2),
-        (4096, 4, 2),
-        (8192, 16, 2),
-        (1024, 4, 3),
-        (16384, 16, 1),
-    ):
-        if tile > room:
-            continue
-        tile = max(16, min(tile, length))
-        for elements in (4096, 1024, 16384):
-            row = max(1, min(elements // min(length, tile), power(shape.rows), 64)) if tile >= length else 1
-            yield Schedule(Strategy.SINGLE, row, tile, column, warps=warps, stages=stages)
-    for row, warps in ((1, 4), (1, 8), (1, 16), (4, 4), (1, 1), (1, 2), (8, 4)):
-        if row <= shape.rows and length * row <= 32768 and 1024 <= length * row:
-            yield Schedule(Strategy.SINGLE, row, min(length, room), column, warps=warps, stages=2)
+        (8192, 4, 2), (4096, 4, 2), (1024, 1, 2), (8192, 8, 2), (2048, 2, 2), (4096, 8, 2), (2048, 4, 3), (16384, 32, 1),
+        (8192, 16, 2), (32768, 32, 1), (1024, 4, 3), (16384, 16, 1),
+    ):  # fmt: skip
+        if tile <= min(room, length):
+            yield Schedule(Strategy.SINGLE, 1, tile, column, warps=warps, stages=stages)

@@ -14,9 +14,9 @@ from redfuser.backends.triton import functions
 from redfuser.backends.triton.expr import TL, Scope, show, show_const, show_int
 from redfuser.backends.triton.layout import RESERVED, Block, Dim, Layout, Piece, walk
 from redfuser.backends.triton.scales import pull_scales
-from redfuser.index.expr import Const, DType, Position, Ref, ref
+from redfuser.index.expr import Const, DType, Expr, Position, Ref, ref
 from redfuser.index.expr import walk as expression_nodes
-from redfuser.index.ints import ONE, Axis, FloorDiv, Gather, Int, Mod, Size, as_int, product
+from redfuser.index.ints import ONE, ZERO, Axis, FloorDiv, Gather, Int, Mod, Size, as_int, product
 from redfuser.index.nodes import Reducer
 from redfuser.tile.names import Names
 from redfuser.tile.nodes import (
@@ -30,9 +30,11 @@ from redfuser.tile.nodes import (
     Down,
     Greatest,
     Guard,
+    Highest,
     Kernel,
     Least,
     Loop,
+    Lowest,
     Map,
     Program,
     Read,
@@ -78,20 +80,27 @@ class Printed:
     arguments: tuple[tuple[str, Argument], ...]
     blocks: tuple[Block, ...]
     grid: tuple[tuple[Int, str | None], ...]  # (positions, the constexpr they are taken at a time)
-    loads: int
+    bulk: tuple[tuple[str, int], ...]  # tensors that are read in bulk, and the dimension that must be contiguous
 
 
 @dataclass(frozen=True, slots=True)
 class Form:
     """Choices that the printer makes beside the schedule.
 
-    ``wide``: 64-bit offsets; ``group``: batches whose row blocks of uneven work run together, heaviest first;
-    ``precision`` of float32 dots.
+    ``bulk``: tiles of loops are loaded by the bulk copy engine, which needs unit strides and 16-byte rows; ``wide``:
+    64-bit offsets; ``group``: batches whose row blocks of uneven work run together, heaviest first; ``precision`` of
+    float32 dots; ``coarse``: functions of sums of 16-bit products by NVIDIA's instructions that are right to 11 bits,
+    where the sum itself, rounded by PyTorch to 8 or 11, is no better.
+
+    Triton's own split into loading and computing warps (``warp_specialize``) is not used: with 3.6 these kernels then
+    compile on Hopper and give wrong results.
     """
 
     wide: bool = False
     group: int = 8
     precision: str = "ieee"
+    coarse: bool = False
+    bulk: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -142,7 +151,8 @@ class _Emitter:
         self.wanted: dict[str, None] = {}  # axis vectors and placeholders that the body names
         self.blocks = [_Block()]
         self.full: dict[Axis, bool] = {}
-        self.loads = 0
+        self.bulk: dict[str, tuple[str, int]] = {}
+        self.coarse: set[str] = set()
         self.raw = {
             n
             for s in walk(k.body)
@@ -197,7 +207,12 @@ class _Emitter:
             own = self.layout.of(v.axes)
             return self.variable(name, own, at), own, self.dtypes.get(name, v.dtype)
 
-        return Scope(dims, value, atom, self.size, self.use)
+        return Scope(dims, value, atom, self.size, self.use, self.is_coarse)
+
+    def is_coarse(self, e: Expr) -> bool:
+        """True for an expression of sums of 16-bit products, and of constants."""
+        names = [x.name for x in expression_nodes(e) if isinstance(x, Ref)]
+        return self.form.coarse and bool(names) and all(n in self.coarse for n in names)
 
     def variable(self, name: str, dims: tuple[Dim, ...], at: dict[Dim, int]) -> str:
         suffix = "".join(f"_{at[d]}" for d in dims if len(d.pieces) > 1)
@@ -290,6 +305,8 @@ class _Emitter:
                 self.read(s)
             case Map() | Correct():
                 dims = self.define(s.out)
+                if self.is_coarse(s.expr):
+                    self.coarse.add(s.out.name)
                 for at in self.everywhere(dims):
                     text = show(s.expr, self.scope(dims, at), s.out.dtype)
                     if not any(isinstance(x, Ref | Position) for x in expression_nodes(s.expr)):
@@ -387,18 +404,55 @@ class _Emitter:
         narrow = s.out.dtype.is_float and s.out.dtype.bytes < 4
         lifted = narrow and s.out.name not in self.raw
         dims = self.define(s.out, DType.FLOAT32 if lifted else None)
-        self.loads += 1
+        copied = self.form.bulk and not lifted and self.copied(s, dims)
         for at in self.everywhere(dims):
             mask = self.mask(dims, at)
             options = f", mask={mask}, other=0" if mask else ""
             tail = ".to(tl.float32)" if lifted else ""
             text = f"tl.load({self.address(s.tensor, s.index, s.clip, self.scope(dims, at), at)}{options}){tail}"
             key = self.address(s.tensor, s.index, s.clip, self.scope(dims, at, True), at, True) + options + tail
+            if copied:
+                text, options, tail = self.copy(s, dims, at), "", ""
             name = self.variable(s.out.name, dims, at)
             known = next((b.loaded[key] for b in self.blocks if key in b.loaded), None)
             self.line(f"{name} = {known or text}")
             if known is None:
                 self.blocks[-1].loaded[key] = name
+
+    def copied(self, s: Read, dims: tuple[Dim, ...]) -> bool:
+        """True for a tile of a loop's axis and one whole axis, each an index of its own, at a place that the program fixes."""
+        if len(dims) != 2 or not dims[1].whole or any(len(d.axes) > 1 for d in dims) or any(s.clip):
+            return False
+        if dims[0].role is not Role.CASCADE or dims[0].axes[0] not in self.full:
+            return False
+        inner = {d.axes[0] for d in dims}
+        own = [i.axis for i in s.index if i.axes() & inner]
+        fixed = [i for i in s.index if not i.axes() & inner]
+        rows = frozenset(self.layout.row.axes if self.layout.row is not None else ())
+        still = all(not any(True for _ in i.gathers()) and not i.axes() & rows for i in fixed)
+        return len(own) == 2 and own == [d.axes[0] for d in dims] and still
+
+    def copy(self, s: Read, dims: tuple[Dim, ...], at: dict[Dim, int]) -> str:
+        """A load by descriptor. The descriptor is made once, before the loop; beyond the tensor's end it gives 0."""
+        scope = self.scope((), at)
+        places = [n for n, i in enumerate(s.index) if i.axis in {d.axes[0] for d in dims}]
+        index = [ZERO if n in places else i for n, i in enumerate(s.index)]
+        pointer = self.address(s.tensor, index, s.clip, scope, {})
+        shape = ", ".join(show_int(as_int(d.axes[0].size), scope) for d in dims)
+        stride = self.argument(f"{s.tensor}_stride_{places[0]}", Stride(s.tensor, places[0]))
+        block = ", ".join(str(d.pieces[at[d]].length) for d in dims)
+        made = f"tl.make_tensor_descriptor({pointer}, [{shape}], [{stride}, 1], [{block}])"
+        name = self.descriptor(s.tensor, made)
+        self.bulk[s.tensor] = (s.tensor, places[1])
+        start = self.axis_id(dims[0].axes[0], "_start")
+        return f"{name}.load([{start}, {dims[1].pieces[at[dims[1]]].start}])"
+
+    def descriptor(self, tensor: str, made: str) -> str:
+        key = ("descriptor", made)
+        if key not in self.ids:
+            self.ids[key] = self.names.new(f"{tensor}_tiles")
+            self.blocks[0].lines.append(f"{self.ids[key]} = {made}")
+        return self.ids[key]
 
     def store(self, s: Store) -> None:
         dims = self.layout.of(frozenset(s.axes))
@@ -419,6 +473,8 @@ class _Emitter:
     def guard(self, s: Guard) -> None:
         own = self.layout.of(self.values[s.arg].axes)
         dims = self.define(s.out, self.dtypes.get(s.arg))
+        if s.arg in self.coarse:
+            self.coarse.add(s.out.name)
         d = self.layout.dims.get(s.axis)
         for at in self.everywhere(dims):
             scope = self.scope(dims, at)
@@ -509,6 +565,8 @@ class _Emitter:
         left, right = (self.layout.of(self.values[n].axes) for n in (s.left, s.right))
         over = self.layout.of(frozenset(s.over))
         dims = self.define(s.out)
+        if all(self.values[n].dtype in (DType.BFLOAT16, DType.FLOAT16) for n in (s.left, s.right)):
+            self.coarse.add(s.out.name)
         rows = tuple(d for d in left if d not in over and d not in right)
         columns = tuple(d for d in right if d not in over and d not in left)
         shared = tuple(d for d in left if d in right and d not in over)
@@ -636,7 +694,7 @@ class _Emitter:
             head = []
         else:
             piece = d.pieces[0]
-            first = self.id("axis", f"{d.name}_start")
+            first = self.axis_id(s.axis, "_start")
             self.line(f"for {first} in tl.range({start}, {stop}, {piece.length}):")
             head = [f"{self.index_name(d, 0)} = {first} + tl.arange(0, {piece.length})"]
             for a, text in self.first_and_last(s.axis, first, str(piece.length)):
@@ -665,6 +723,12 @@ class _Emitter:
             case Up():
                 n = self.step(b.tile)
                 return f"tl.cdiv({self.bound(b.arg, s)}, {n}) * {n}"
+            case Lowest() | Highest():
+                dims = self.layout.of(self.values[b.value].axes)
+                at = dict.fromkeys(dims, 0)
+                text = self.get(b.value, dims, at)
+                text = f"tl.{'min' if isinstance(b, Lowest) else 'max'}({text})" if dims else text
+                return text if self.form.wide else f"{text}.to(tl.int32)"
             case Least() | Greatest():
                 fn = "tl.minimum" if isinstance(b, Least) else "tl.maximum"
                 parts = list(dict.fromkeys(self.bound(x, s) for x in b.args))
@@ -701,7 +765,9 @@ class _Emitter:
         if len(signature) > 110:
             signature = f"def {self.name}(\n    {_wrapped(names)},\n):"
         text = "\n".join([decorator, signature, *(f"    {line}" for line in lines)]) + "\n"
-        return Printed(self.name, text, tuple(self.arguments.items()), tuple(blocks), tuple(grid), self.loads)
+        return Printed(
+            self.name, text, tuple(self.arguments.items()), tuple(blocks), tuple(grid), tuple(self.bulk.values())
+        )
 
     def prologue(self) -> tuple[list[str], list[tuple[Int, str | None]]]:
         """The place of a program in the grid, and the index vectors that the body names."""
@@ -874,6 +940,8 @@ def _mentions(b: Bound, axes: set[Axis]) -> bool:
             return bool(set(b.index.axes()) & axes)
         case Down() | Up():
             return _mentions(b.arg, axes)
+        case Lowest() | Highest():
+            return False
         case Least() | Greatest():
             return any(_mentions(x, axes) for x in b.args)
 

@@ -38,13 +38,17 @@ _HELPER = {
 
 @dataclass(frozen=True, slots=True)
 class Scope:
-    """What an expression may name: the text of a value or of an axis in a block with dimensions ``dims``."""
+    """What an expression may name: the text of a value or of an axis in a block with dimensions ``dims``.
+
+    ``coarse`` says that an expression carries the rounding of 16-bit numbers anyway.
+    """
 
     dims: tuple[Dim, ...]
     value: Callable[[str], tuple[str, tuple[Dim, ...], DType]]
     atom: Callable[[Axis], tuple[str, tuple[Dim, ...]]]
     size: Callable[[Size], str]
     use: Callable[[str], str]
+    coarse: Callable[[Expr], bool] = lambda e: False
 
     def spread(self, text: str, dims: tuple[Dim, ...]) -> str:
         """A block with dimensions ``dims`` among those at hand."""
@@ -106,6 +110,8 @@ def show_const(c: Const) -> str:
 def show(e: Expr, s: Scope, dtype: DType) -> str:
     """An expression as a block of the given dtype."""
     text, have = _show(e, s)
+    if isinstance(e, Position) and dtype is DType.INT64 and e.index.axes():
+        return f"{_closed(text)}.to(tl.int64)"  # an index has 32 bits
     return _to(text, have, dtype, s, e)
 
 
@@ -152,7 +158,8 @@ def _apply(e: Apply, s: Scope) -> tuple[str, DType]:
         return f"({x} != {x})", DType.BOOL
     if e.fn in COMPARISONS:
         work = _common([dtype_of(x) for x in e.args])
-        a, b = (show(x, s, work) for x in e.args)
+        plain = all(isinstance(x, Position | Const) for x in e.args)
+        a, b = (_show(x, s)[0] if plain else show(x, s, work) for x in e.args)
         return f"({a} {_SYMBOL[e.fn]} {b})", DType.BOOL
     if e.fn is Fn.NOT:
         a = show(e.args[0], s, e.dtype)
@@ -177,7 +184,10 @@ def _arithmetic(e: Apply, args: list[str], work: DType, s: Scope) -> str:
             return args[0]
         return f"{_CALL[e.fn]}({args[0]})"
     if e.fn in _HELPER:
-        return f"{s.use(_HELPER[e.fn])}({', '.join(args)})"
+        name = _HELPER[e.fn]
+        if name in ("tanh", "sigmoid") and work is DType.FLOAT32 and s.coarse(e.args[0]):
+            name = f"coarse_{name}"
+        return f"{s.use(name)}({', '.join(args)})"
     match e.fn:
         case Fn.FLOORDIV:
             return (

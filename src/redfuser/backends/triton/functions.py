@@ -80,6 +80,19 @@ def tanh(x):
     series = x * (1 + y * (-1 / 3 + y * (2 / 15 + y * (-17 / 315 + y * (62 / 2835 - y * (1382 / 155925))))))
     return tl.where(tl.abs(x) < 0.35, series, 1 - 2 / (tl.exp(2 * x) + 1))
 """,
+    "coarse_tanh": """
+@triton.jit
+def coarse_tanh(x):
+    # one instruction, right to 11 bits
+    return tl.inline_asm_elementwise("tanh.approx.f32 $0, $1;", "=f,f", [x], dtype=tl.float32, is_pure=True, pack=1)
+""",
+    "coarse_sigmoid": """
+@triton.jit
+def coarse_sigmoid(x):
+    # one instruction, right to 11 bits
+    y = tl.inline_asm_elementwise("tanh.approx.f32 $0, $1;", "=f,f", [0.5 * x], dtype=tl.float32, is_pure=True, pack=1)
+    return 0.5 + 0.5 * y
+""",
     "sigmoid": """
 @triton.jit
 def sigmoid(x):

@@ -13,10 +13,12 @@ import os
 import sys
 import tempfile
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import torch
+import triton
 from torch import Tensor
 
 from redfuser.backends.torch_expr import TORCH
@@ -58,18 +60,36 @@ class Launcher:
     def __init__(self, program: Program, form: Form, warps: int, stages: int, directory: Path) -> None:
         self.program, self.form, self.warps, self.stages = program, form, warps, stages
         self.directory = directory
-        self._forms: dict[bool, tuple[Source, Any]] = {}
+        self._forms: dict[Form, tuple[Source, Any]] = {}
         self._inputs = list(program.of(Kind.INPUT))
         self._made = [t for t in program.tensors if t.kind is not Kind.INPUT]
         self._outputs = list(program.of(Kind.OUTPUT))
         self._scratch = list(program.of(Kind.SCRATCH))
 
-    def source(self, wide: bool) -> tuple[Source, Any]:
-        if wide not in self._forms:
-            form = Form(wide, self.form.group, self.form.precision)
+    def source(self, wide: bool = False, bulk: bool = True) -> tuple[Source, Any]:
+        """The module as text and loaded; ``wide`` offsets, and ``bulk`` copies where the form has them."""
+        form = replace(self.form, wide=wide, bulk=bulk and self.form.bulk)
+        if form not in self._forms:
             made = emit(self.program, form)
-            self._forms[wide] = made, load(made.text, self.directory)
-        return self._forms[wide]
+            self._forms[form] = made, load(made.text, self.directory)
+        return self._forms[form]
+
+    def _source(
+        self, inputs: Sequence[Tensor], strides: Mapping[str, tuple[int, ...]], number: _Numbers
+    ) -> tuple[Source, Any]:
+        """The module for inputs of these strides."""
+        wide = self._is_wide(strides, number)
+        source, module = self.source(wide)
+        copied = {pair for k in source.kernels for pair in k.bulk}
+        addresses = {t.name: x for t, x in zip(self._inputs, inputs, strict=True)}
+        for name, contiguous in copied:
+            x = addresses.get(name)
+            size = self.program.tensor(name).dtype.bytes
+            aligned = all(n == contiguous or s * size % 16 == 0 for n, s in enumerate(strides[name]))
+            placed = x is None or x.is_meta or x.data_ptr() % 16 == 0
+            if strides[name][contiguous] != 1 or not aligned or not placed:
+                return self.source(wide, False)
+        return source, module
 
     def prepare(self, sizes: Mapping[str, int]) -> Callable[[Sequence[Tensor]], list[Tensor]]:
         """The program at these lengths, as a function of its inputs. What strides and devices ask for is kept ready."""
@@ -97,7 +117,7 @@ class Launcher:
                     f"{t.name} is {x.dtype} {tuple(x.shape)}, the program takes {t.dtype.value} {shapes[t.name]}"
                 )
         strides = self._strides(inputs, number)
-        source, module = self.source(self._is_wide(strides, number))
+        source, module = self._source(inputs, strides, number)
         outputs = [(shapes[t.name], TORCH[t.dtype]) for t in self._outputs]
         scratch = [(shapes[t.name], TORCH[t.dtype]) for t in self._scratch]
         names = [t.name for t in (*self._inputs, *self._outputs, *self._scratch)]
@@ -110,7 +130,7 @@ class Launcher:
             pointers = [(n, places[a.tensor]) for n, (_, a) in enumerate(k.arguments) if isinstance(a, Pointer)]
             launches.append(_Launch(getattr(module, k.name), grid, arguments, pointers, blocks, options))
         scalars = [n for n, x in enumerate(inputs) if x.device != device]
-        return _Bound(launches, outputs, scratch, scalars, device)
+        return _Bound(launches, outputs, scratch, scalars, device, any(k.bulk for k in source.kernels))
 
     def compile(self, inputs: Sequence[Tensor], sizes: Mapping[str, int], target: str) -> list[Any]:
         """Every kernel compiled for a target, as a launch with these inputs (meta tensors are enough) would be."""
@@ -118,7 +138,7 @@ class Launcher:
 
         number = _Numbers(sizes)
         strides = self._strides(inputs, number)
-        source, module = self.source(self._is_wide(strides, number))
+        source, module = self._source(inputs, strides, number)
         tensors = {t.name: t for t in self.program.tensors}
         out = []
         for k in source.kernels:
@@ -200,9 +220,10 @@ class _Bound:
         scratch: list[tuple[tuple[int, ...], torch.dtype]],
         scalars: list[int],
         device: torch.device,
+        descriptors: bool,
     ) -> None:
         self._launches, self._outputs, self._scratch, self._scalars = launches, outputs, scratch, scalars
-        self._device = device
+        self._device, self._descriptors = device, descriptors
         self._offsets: list[int] = []
         self._bytes = 0
         for shape, dtype in scratch:
@@ -222,6 +243,8 @@ class _Bound:
         if self._scalars:
             tensors = [x.to(device) if n in self._scalars else x for n, x in enumerate(tensors)]
         outputs = [torch.empty(shape, dtype=dtype, device=device) for shape, dtype in self._outputs]
+        if self._descriptors:
+            triton.set_allocator(_scratch)
         if not self._ready:
             scratch = [torch.empty(shape, dtype=dtype, device=device) for shape, dtype in self._scratch]
             for launch in self._launches:
@@ -236,6 +259,11 @@ class _Bound:
         for launch in self._launches:
             launch.again(addresses)
         return outputs
+
+
+def _scratch(size: int, alignment: int, stream: int | None) -> Tensor:
+    """Memory in which a kernel keeps its descriptors."""
+    return torch.empty(size, dtype=torch.int8, device="cuda")
 
 
 class _Numbers:

@@ -30,14 +30,15 @@ class Machine:
     special: float  # exponentials and the like
     bandwidth: float
     cache_bandwidth: float
+    bulk: bool = False  # it has a bulk copy engine
 
 
-H200 = Machine(132, 227 * 1024, 2048, 800e6, 50e6, 8e6, 4.3e6, 8e6)
+H200 = Machine(132, 227 * 1024, 2048, 800e6, 50e6, 8e6, 4.3e6, 8e6, True)
 # by compute capability or architecture; an unknown one counts as the nearest known before it
 MACHINES = {
     "cuda:80": Machine(108, 163 * 1024, 2048, 280e6, 18e6, 4.5e6, 1.7e6, 4e6),
     "cuda:90": H200,
-    "cuda:100": Machine(148, 227 * 1024, 2048, 1600e6, 60e6, 9e6, 7e6, 12e6),
+    "cuda:100": Machine(148, 227 * 1024, 2048, 1600e6, 60e6, 9e6, 7e6, 12e6, True),
     "hip:gfx942": Machine(304, 64 * 1024, 2048, 900e6, 80e6, 10e6, 4.5e6, 9e6),
 }
 

@@ -22,24 +22,19 @@ from redfuser.index.nodes import Reducer
 from redfuser.tile.names import Names
 from redfuser.tile.nodes import (
     Assign,
-    Combine,
     Correct,
-    Declare,
     Dot,
     Guard,
     Kernel,
     Loop,
     Map,
-    Read,
     Reduce,
-    Rename,
-    Select,
-    SelectMerge,
     Statement,
     Store,
     Value,
     outputs_of,
 )
+from redfuser.tile.uses import bound_values, names_in, uses_of
 
 LOG2E = 1 / math.log(2)
 
@@ -85,7 +80,7 @@ class _Rewrite:
     def forget(self, name: str) -> None:
         self.scaled.pop(name, None)
         self.twos.pop(name, None)
-        self.chosen = {e: v for e, v in self.chosen.items() if name not in _names(e)}
+        self.chosen = {e: v for e, v in self.chosen.items() if name not in names_in(e)}
 
     def statement(self, s: Statement) -> None:
         if isinstance(s, Loop):
@@ -93,12 +88,12 @@ class _Rewrite:
             return
         for v in outputs_of(s):
             self.define(v)
-        if isinstance(s, Dot) or _reads(s) & self.summed:
+        if isinstance(s, Dot) or uses_of(s) & self.summed:
             self.summed |= {v.name for v in outputs_of(s)}
         if isinstance(s, Assign):
             self.forget(s.state)
         if isinstance(s, Map) and s.out.dtype is DType.FLOAT32:
-            s = replace(s, expr=transform(s.expr, self.exponential))
+            s = replace(s, expr=self.products(transform(s.expr, self.exponential)))
             self.new.append(s)
             self.scale(s)
         elif isinstance(s, Guard) and s.arg in self.scaled and _infinite(s.fill):
@@ -155,12 +150,28 @@ class _Rewrite:
             case Apply(fn=Fn.WHERE, args=(c, a, b)) if isinstance(a, Const) and _infinite(a):
                 inner = self.factor(b)
                 return None if inner is None else (inner[0], Apply(Fn.WHERE, (c, a, inner[1]), e.dtype))
+            case Apply(dtype=DType.FLOAT32):
+                return 1.0, e
             case _:
                 return None
 
+    def products(self, e: Expr) -> Expr:
+        """Chains of constant factors and divisors as one product, where a dot's rounding is larger than theirs."""
+
+        def one(x: Expr) -> Expr | None:
+            if not (isinstance(x, Apply) and x.fn in (Fn.MUL, Fn.DIV) and names_in(x) & self.summed):
+                return None
+            found = self.factor(x)
+            if found is None or found[1] is x or found[0] == 1:
+                return None
+            factor, inner = found
+            return Apply(Fn.MUL, (transform(inner, one), const(factor, DType.FLOAT32)), DType.FLOAT32)
+
+        return transform(e, one)
+
     # -- exponentials ------------------------------------------------------------------------------------------------
     def exponential(self, e: Expr) -> Expr | None:
-        if not (isinstance(e, Apply) and e.fn is Fn.EXP and e.dtype is DType.FLOAT32 and _names(e) & self.summed):
+        if not (isinstance(e, Apply) and e.fn is Fn.EXP and e.dtype is DType.FLOAT32 and names_in(e) & self.summed):
             return None
         return Apply(Fn.EXP2, (self.two(transform(e.args[0], self.exponential)),), DType.FLOAT32)
 
@@ -188,7 +199,7 @@ class _Rewrite:
         """A correction that leaves some rows alone, as a product by 1 there."""
         match e:
             case Apply(fn=Fn.WHERE, args=(c, a, Apply(fn=Fn.MUL, args=(b, f)))) if a is b and e.dtype is DType.FLOAT32:
-                names = _names(c) | _names(f)
+                names = names_in(c) | names_in(f)
                 axes = frozenset[Axis]().union(*(self.values[n].axes for n in names))
                 plain = all(not isinstance(x, Position) for side in (c, f) for x in walk(side))
                 if not plain or not axes < out.axes:
@@ -229,11 +240,19 @@ def _walk(body: tuple[Statement, ...]) -> list[Statement]:
 def _live(body: tuple[Statement, ...]) -> tuple[Statement, ...]:
     """The statements whose results something reads. Names may be reused from loop to loop, so a name is enough."""
     while True:
-        read = {n for s in _walk(body) for n in _reads(s)}
+        read = {n for s in body for n in _used(s)}
         kept = _keep(body, read)
         if kept == body:
             return body
         body = kept
+
+
+def _used(s: Statement) -> set[str]:
+    """What a statement reads, beside a state that is assigned to itself."""
+    if isinstance(s, Loop):
+        bounds = {*bound_values(s.start), *bound_values(s.stop)}
+        return bounds.union(*(_used(x) for x in s.body))
+    return uses_of(s) - ({s.state} if isinstance(s, Assign) else set())
 
 
 def _keep(body: tuple[Statement, ...], read: set[str]) -> tuple[Statement, ...]:
@@ -249,38 +268,3 @@ def _keep(body: tuple[Statement, ...], read: set[str]) -> tuple[Statement, ...]:
         elif isinstance(s, Store) or any(v.name in read for v in outputs_of(s)):
             out.append(s)
     return tuple(out)
-
-
-def _reads(s: Statement) -> set[str]:
-    match s:
-        case Read():
-            return {g.value.name for i in s.index for g in i.gathers() if isinstance(g.value, Ref)}
-        case Map() | Correct():
-            return _names(s.expr)
-        case Guard() | Reduce() | Select() | Rename():
-            return {s.arg}
-        case Dot():
-            return {s.left, s.right, *([s.add] if s.add is not None else [])}
-        case Combine():
-            return {s.left, s.right}
-        case SelectMerge():
-            return {s.left, s.left_index, s.right, s.right_index}
-        case Declare():
-            return {s.init} if isinstance(s.init, str) else set()
-        case Assign():
-            return {s.value} if s.value != s.state else set()
-        case Store():
-            return {s.value} | {g.value.name for i in s.index for g in i.gathers() if isinstance(g.value, Ref)}
-        case _:
-            return set()
-
-
-def _names(e: Expr) -> set[str]:
-    out = set()
-    for x in walk(e):
-        if isinstance(x, Ref):
-            out.add(x.name)
-        elif hasattr(x, "index") and not isinstance(x, Ref):
-            index = x.index if isinstance(x.index, tuple) else (x.index,)
-            out |= {g.value.name for i in index for g in i.gathers() if isinstance(g.value, Ref)}
-    return out
