@@ -1,4 +1,4 @@
-"""What compiled kernels use: read off the binary by the tools that Triton brings."""
+"""Compiled kernels, and what they use: read off the binary by the tools that Triton brings."""
 
 from __future__ import annotations
 
@@ -10,9 +10,11 @@ from pathlib import Path
 from typing import Any
 
 import triton
+from planning import Shaped
 
 from redfuser.backends.triton.emit import Form
 from redfuser.backends.triton.launch import Launcher
+from redfuser.tile.build import build
 from redfuser.tile.strategy import Schedule
 
 CUOBJDUMP = Path(triton.__file__).parent / "backends/nvidia/bin/cuobjdump"
@@ -20,12 +22,11 @@ CUOBJDUMP = Path(triton.__file__).parent / "backends/nvidia/bin/cuobjdump"
 
 @dataclass(frozen=True)
 class Usage:
-    """Of one kernel for NVIDIA: registers and bytes of stack and local memory a thread, bytes of shared memory."""
+    """Of one kernel for NVIDIA: registers and bytes of stack and local memory a thread."""
 
     registers: int
     stack: int
     local: int
-    shared: int
 
     @property
     def spills(self) -> bool:
@@ -36,16 +37,19 @@ def usage(kernel: Any) -> Usage:
     with tempfile.NamedTemporaryFile(suffix=".cubin") as file:
         file.write(kernel.asm["cubin"])
         file.flush()
-        text = subprocess.run(
-            [CUOBJDUMP, "-res-usage", file.name], capture_output=True, text=True, check=True, timeout=60
-        ).stdout
+        command = [CUOBJDUMP, "-res-usage", file.name]
+        text = subprocess.run(command, capture_output=True, text=True, check=True, timeout=60).stdout
     found = re.search(r"REG:(\d+) STACK:(\d+) SHARED:\d+ LOCAL:(\d+)", text)
     assert found, text
-    registers, stack, local = (int(n) for n in found.groups())
-    return Usage(registers, stack, local, kernel.metadata.shared)
+    return Usage(*(int(n) for n in found.groups()))
 
 
-def compiled(shaped: Any, schedule: Schedule, directory: Path, target: str, name: str = "") -> list[Any]:
+def launcher(shaped: Shaped, schedule: Schedule, directory: Path, form: Form, name: str = "") -> Launcher:
+    """The kernels of a region at one schedule; their sources lie in the directory."""
+    program = build(shaped.planned.region, shaped.planned.derivation, schedule, *([name] if name else []))
+    return Launcher(program, form, schedule.warps, schedule.stages, directory)
+
+
+def compiled(shaped: Shaped, schedule: Schedule, directory: Path, target: str, **form: bool) -> list[Any]:
     """The kernels of a region at one schedule, for a target that need not be there."""
-    launcher = Launcher(shaped.planned.plan.program(schedule), Form(), schedule.warps, schedule.stages, directory)
-    return launcher.compile(shaped.inputs, {}, target)
+    return launcher(shaped, schedule, directory, Form(**form)).compile(shaped.inputs, {}, target)

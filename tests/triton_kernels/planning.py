@@ -1,4 +1,4 @@
-"""Regions of functions at any shape, without running them: the tensors have no data."""
+"""Regions of functions at any shape, without running them: the tensors may be without data."""
 
 from __future__ import annotations
 
@@ -6,7 +6,6 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-import torch
 from torch import Tensor
 
 from redfuser.frontend.capture import capture
@@ -14,18 +13,6 @@ from redfuser.frontend.lower import lower
 from redfuser.pipeline import Planned, plan
 from redfuser.regions.find import find
 from redfuser.settings import Options
-
-
-class Meta:
-    """Makes the inputs of a benchmark entry without data; a stand-in for ``benchmarks.entry.Maker``."""
-
-    device = torch.device("meta")
-
-    def normal(self, *size: int, dtype: torch.dtype = torch.bfloat16, scale: float = 1.0) -> Tensor:
-        return torch.empty(size, dtype=dtype, device=self.device)
-
-    def integers(self, high: int, *size: int) -> Tensor:
-        return torch.empty(size, dtype=torch.int64, device=self.device)
 
 
 @dataclass(frozen=True)
@@ -36,13 +23,13 @@ class Shaped:
     inputs: list[Tensor]
 
 
-def regions(fn: Callable[..., Any], args: Sequence[Tensor], options: Options | None = None) -> list[Shaped]:
+def regions(fn: Callable[..., Any], args: Sequence[Tensor], **options: Any) -> list[Shaped]:
     """The regions of a call, in the order of the graph."""
     found = []
     for captured in capture(fn, tuple(args), {}).graphs:
         lowered = lower(captured.graph)
         for group in find(lowered.program):
-            planned = plan(lowered, group, options or Options(target="cuda:90", backend="triton", tune="off"))
+            planned = plan(lowered, group, Options(**options))
             assert isinstance(planned, Planned), planned
             found.append(Shaped(planned, [n.meta["val"] for n in planned.cut.inputs]))
     return found
