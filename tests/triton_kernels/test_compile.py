@@ -3,7 +3,6 @@
 from itertools import product
 
 import pytest
-import torch
 from catalogue import ONE_PASS, SEVERAL
 from compiling import compiled
 from planning import regions

@@ -95,7 +95,7 @@ def _triton() -> Check:
         return "triton", None, f"{e}: regions run with the reference backend. pip install 'triton>=3.6'"
     version = f"version {triton.__version__}"
     if triton.knobs.runtime.interpret:
-        return "triton", True, f"{version}, kernels run in its interpreter (TRITON_INTERPRET is set), on the CPU and slowly"
+        return "triton", True, f"{version}, TRITON_INTERPRET is set: its interpreter runs kernels on the CPU, slowly"
     if torch.cuda.is_available():
         return "triton", True, f"{version}, kernels run on {torch.cuda.get_device_name()}"
     return "triton", True, f"{version}, no GPU: kernels can be compiled for one, and run only with TRITON_INTERPRET=1"
