@@ -8,6 +8,7 @@ from shapes import SHAPES
 from redfuser.backends.triton.candidates import candidates
 from redfuser.backends.triton.resources import machine
 from redfuser.tile.nodes import Strategy
+from redfuser.tile.strategy import Schedule
 
 TARGET = "cuda:90"
 FIRST = 8  # as many as quick tuning measures
@@ -33,3 +34,9 @@ def test_one_of_the_first_schedules_keeps_to_registers(name, tmp_path):
             spilling.append((schedule, uses))
         else:
             pytest.fail(f"every schedule spills: {spilling}")
+
+
+def test_spills_are_seen(tmp_path):
+    (shaped,) = regions(*SHAPES["causal 128"])
+    (kernel,) = compiled(shaped, Schedule(Strategy.SINGLE, row=256, tile=128, warps=4), tmp_path, TARGET)
+    assert usage(kernel).spills
