@@ -9,8 +9,10 @@ STAMP := $(VENV)/.installed
 demo: $(STAMP)
 	$(BIN)/redfuser demo
 
+# Triton reads TRITON_INTERPRET when it is imported, so what its interpreter runs has a process of its own.
 test: $(STAMP)
 	$(BIN)/python -m pytest -n 2 --dist loadgroup tests
+	TRITON_INTERPRET=1 $(BIN)/python -m pytest -n 2 tests/triton_interpreted
 
 check: $(STAMP)
 	$(BIN)/ruff check src tests benchmarks

@@ -6,6 +6,8 @@ import sys
 
 import pytest
 
+from redfuser.cli import doctor
+
 FILE = """
 import torch
 
@@ -88,6 +90,27 @@ def test_doctor():
     code, out, err = run("doctor")
     assert code == 0, out + err
     assert "capture and algebra" in out and "reference backend" in out and "FAIL" not in out
+
+
+@pytest.mark.parametrize(
+    "interpreted, gpu, said", [("1", False, "interpreter"), ("0", False, "no GPU"), ("0", True, "on A GPU")]
+)
+def test_doctor_says_where_kernels_run(monkeypatch, interpreted, gpu, said):
+    triton = pytest.importorskip("triton")
+    monkeypatch.setenv("TRITON_INTERPRET", interpreted)
+    monkeypatch.setattr("torch.cuda.is_available", lambda: gpu)
+    monkeypatch.setattr("torch.cuda.get_device_name", lambda: "A GPU")
+    name, works, detail = doctor._triton()
+    assert (name, works) == ("triton", True)
+    assert triton.__version__ in detail and said in detail
+
+
+def test_doctor_says_how_triton_is_installed(monkeypatch):
+    monkeypatch.setitem(sys.modules, "triton", None)  # an import of it fails
+    monkeypatch.setattr("sys.platform", "linux")
+    name, works, detail = doctor._triton()
+    assert (name, works) == ("triton", None)
+    assert "pip install 'triton>=3.6'" in detail and "reference backend" in detail
 
 
 @pytest.fixture

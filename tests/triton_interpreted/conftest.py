@@ -30,21 +30,31 @@ def pytest_collection_modifyitems(items):
 
 
 @pytest.fixture(autouse=True)
-def _dots_of_bfloat16(monkeypatch):
-    """The interpreter keeps bfloat16 as the bits in a uint16, and its dot multiplies those: it is given float32."""
+def _numbers_of_bfloat16(monkeypatch):
+    """The interpreter keeps bfloat16 as bits in a uint16 and computes with those: operations are given float32."""
     import numpy as np
     import triton.language as tl
     from triton.runtime import interpreter
 
-    dot = interpreter.InterpreterBuilder.create_dot
+    builder = interpreter.InterpreterBuilder
+    dot, binary = builder.create_dot, builder.binary_op
 
     def widened(x):
-        if x.dtype.scalar != tl.bfloat16:
-            return x
         bits = np.asarray(x.data).view(np.uint16).astype(np.uint32) << 16
         return interpreter.TensorHandle(bits.view(np.float32), tl.float32)
 
-    def create_dot(self, a, b, *more):
-        return dot(self, widened(a), widened(b), *more)
+    def is_narrow(x):
+        return x.dtype.scalar == tl.bfloat16
 
-    monkeypatch.setattr(interpreter.InterpreterBuilder, "create_dot", create_dot)
+    def create_dot(self, a, b, *more):
+        a, b = (widened(x) if is_narrow(x) else x for x in (a, b))
+        return dot(self, a, b, *more)
+
+    def binary_op(self, a, b, op):
+        if not is_narrow(a):
+            return binary(self, a, b, op)
+        out = binary(self, widened(a), widened(b), op)
+        return self.create_fp_trunc(out, a.dtype) if out.data.dtype == np.float32 else out
+
+    monkeypatch.setattr(builder, "create_dot", create_dot)
+    monkeypatch.setattr(builder, "binary_op", binary_op)

@@ -6,6 +6,7 @@ import importlib.metadata
 import os
 import platform
 import shutil
+import sys
 from collections.abc import Callable
 
 Check = tuple[str, bool | None, str]  # name, works (None: optional and absent), detail or fix
@@ -13,7 +14,7 @@ Check = tuple[str, bool | None, str]  # name, works (None: optional and absent),
 
 def report() -> tuple[list[str], bool]:
     """Lines to print, and whether everything that redfuser cannot do without works."""
-    checks = [_versions(), _frontend(), _reference(), _inductor(), _gpu(), _demo()]
+    checks = [_versions(), _frontend(), _reference(), _inductor(), _gpu(), _triton(), _demo()]
     marks = {True: "ok  ", False: "FAIL", None: "--  "}
     lines = [f"{marks[ok]}  {name:<20} {detail}" for name, ok, detail in checks]
     return lines, all(ok is not False for _, ok, _ in checks)
@@ -79,8 +80,25 @@ def _gpu() -> Check:
     import torch
 
     if torch.cuda.is_available():
-        return "gpu", True, f"{torch.cuda.get_device_name()} (regions run with the reference backend)"
+        return "gpu", True, torch.cuda.get_device_name()
     return "gpu", None, "no CUDA or ROCm device: everything runs on the CPU"
+
+
+def _triton() -> Check:
+    import torch
+
+    try:
+        import triton
+    except ImportError as e:
+        if sys.platform != "linux":
+            return "triton", None, f"there is none for {platform.system()}: regions run with the reference backend"
+        return "triton", None, f"{e}: regions run with the reference backend. pip install 'triton>=3.6'"
+    version = f"version {triton.__version__}"
+    if triton.knobs.runtime.interpret:
+        return "triton", True, f"{version}, TRITON_INTERPRET is set: its interpreter runs kernels on the CPU, slowly"
+    if torch.cuda.is_available():
+        return "triton", True, f"{version}, kernels run on {torch.cuda.get_device_name()}"
+    return "triton", True, f"{version}, no GPU: kernels can be compiled for one, and run only with TRITON_INTERPRET=1"
 
 
 def _demo() -> Check:

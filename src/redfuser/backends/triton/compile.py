@@ -54,5 +54,6 @@ def compile_kernel(
     for name, size in blocks.items():
         signature[name] = "constexpr"
         constants[name] = size
+    options = {"num_warps": warps, "num_stages": stages, "enable_fp_fusion": True}
     source = ASTSource(fn=function, signature=signature, constexprs=constants, attrs=attributes)
-    return triton.compile(source, target=target_of(target), options={"num_warps": warps, "num_stages": stages})
+    return triton.compile(source, target=target_of(target), options=options)

@@ -158,7 +158,7 @@ class Launcher:
         scratch = [(shapes[t.name], TORCH[t.dtype]) for t in self._scratch]
         names = [t.name for t in (*self._inputs, *self._outputs, *self._scratch)]
         places = {name: n for n, name in enumerate(names)}
-        options = {"num_warps": self.warps, "num_stages": self.stages}
+        options = {"num_warps": self.warps, "num_stages": self.stages, "enable_fp_fusion": True}
         launches = []
         for k in source.kernels:
             blocks, arguments = self._arguments(k, number, strides)

@@ -1,0 +1,42 @@
+"""What the kernels for the shapes of the benchmarks take of a GPU that is not here."""
+
+import pytest
+from compiling import compiled, usage
+from planning import regions
+from shapes import SHAPES
+
+from redfuser.backends.triton.candidates import candidates
+from redfuser.backends.triton.resources import machine
+from redfuser.tile.nodes import Strategy
+from redfuser.tile.strategy import Schedule
+
+TARGET = "cuda:90"
+FIRST = 8  # as many as quick tuning measures
+
+
+@pytest.mark.parametrize("name", SHAPES)
+def test_one_of_the_first_schedules_keeps_to_registers(name, tmp_path):
+    fn, args = SHAPES[name]
+    spilling = []
+    for shaped in regions(fn, args):
+        region, derivation = shaped.planned.region, shaped.planned.derivation
+        found = candidates(region, derivation, {}, machine(TARGET))[:FIRST]
+        assert found
+        if name == "decode":
+            assert found[0].strategy is Strategy.MULTI
+        for schedule in found:
+            kernels = compiled(shaped, schedule, tmp_path, TARGET, bulk=schedule.bulk, coarse=True)
+            shared = [k.metadata.shared for k in kernels]
+            assert max(shared) <= machine(TARGET).shared, f"{schedule}: {shared} bytes of shared memory"
+            uses = [usage(k) for k in kernels]
+            if not any(u.spills for u in uses):
+                break
+            spilling.append((schedule, uses))
+        else:
+            pytest.fail(f"every schedule spills: {spilling}")
+
+
+def test_spills_are_seen(tmp_path):
+    (shaped,) = regions(*SHAPES["causal 128"])
+    (kernel,) = compiled(shaped, Schedule(Strategy.SINGLE, row=256, tile=128, warps=4), tmp_path, TARGET)
+    assert usage(kernel).spills
