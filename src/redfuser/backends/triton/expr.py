@@ -77,6 +77,12 @@ def show_int(i: Int, s: Scope) -> str:
     return text if len(i.terms) == 1 and i.terms[0][1] >= 0 else f"({text})"
 
 
+def show_factor(i: Int, s: Scope) -> str:
+    """An index as an operand of a product or a division: in brackets unless it is one name or number."""
+    text = show_int(i, s)
+    return text if text.isdigit() or text.startswith("(") else _closed(text)
+
+
 def _atom(a: Atom, s: Scope) -> str:
     match a:
         case Size():
@@ -89,7 +95,7 @@ def _atom(a: Atom, s: Scope) -> str:
             text, dims, _ = s.value(a.value.name)
             return s.spread(text, dims)
         case FloorDiv() | Mod():
-            n, d = show_int(a.num, s), show_int(a.den, s)
+            n, d = show_factor(a.num, s), show_factor(a.den, s)
             if nonnegative(a.num):
                 return f"({n} {'//' if isinstance(a, FloorDiv) else '%'} {d})"
             return f"{s.use('floor_div' if isinstance(a, FloorDiv) else 'floor_mod')}({n}, {d})"

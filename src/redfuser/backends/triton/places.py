@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from redfuser.backends.triton.expr import show_int
+from redfuser.backends.triton.expr import show_factor, show_int
 from redfuser.backends.triton.operations import Operations
 from redfuser.index.ints import ONE, Axis, Int, as_int, product
 from redfuser.tile.nodes import (
@@ -85,7 +85,7 @@ class Places(Operations):
         return self.axis_id(rows[0].axis) if len(rows) == 1 else self.id("axis", "row")
 
     def count(self, n: Int, step: str | None) -> str:
-        text = show_int(n, self.scope((), {}))
+        text = show_factor(n, self.scope((), {}))
         return text if step is None else f"tl.cdiv({text}, {step})"
 
     def uneven(self) -> bool:
@@ -124,8 +124,8 @@ class Places(Operations):
             lines += [f"row_first = {first}", f"row_last = {last}"]
             first, last = "row_first", "row_last"
         for t in reversed(rows):
-            size = show_int(as_int(t.axis.size), scope)
-            below = show_int(inner, scope)
+            size = show_factor(as_int(t.axis.size), scope)
+            below = show_factor(inner, scope)
             name = self.axis_id(t.axis)
             outermost = t is rows[0]
 
@@ -165,11 +165,11 @@ class Places(Operations):
                 for a in reversed(d.axes if len(d.axes) > 1 else ()):
                     own = self.known_axis(a, f"_{n}" if len(d.pieces) > 1 else "")
                     if own in self.wanted:
-                        text = name if inner is ONE else f"{name} // {show_int(inner, self.scope((), {}))}"
+                        text = name if inner is ONE else f"{name} // {show_factor(inner, self.scope((), {}))}"
                         outermost = a is d.axes[0]
                         lines.append(
                             f"{own} = {text}"
-                            + ("" if outermost else f" % {show_int(as_int(a.size), self.scope((), {}))}")
+                            + ("" if outermost else f" % {show_factor(as_int(a.size), self.scope((), {}))}")
                         )
                     inner = inner * as_int(a.size)
         return lines

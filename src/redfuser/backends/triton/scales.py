@@ -8,7 +8,8 @@ A value is *scaled* when it is another value times a positive constant; what onl
 guard with an infinite fill, a mask that puts an infinity) is done before the factor.
 
 The second rule rounds the exponent relative to s and b, not to their difference. It holds only for what a dot has
-made, which carries an error of that size already; values from memory are subtracted first.
+made, which carries an error of that size already; values from memory are subtracted first. They may also be as large
+as a float can be, as masks are that are filled with the lowest number: times log2 e that is an infinity.
 """
 
 from __future__ import annotations
@@ -28,6 +29,7 @@ from redfuser.tile.nodes import (
     Kernel,
     Loop,
     Map,
+    Read,
     Reduce,
     Statement,
     Store,
@@ -61,6 +63,7 @@ class _Rewrite:
         self.twos: dict[str, Value] = {}
         self.chosen: dict[Expr, Value] = {}
         self.summed: set[str] = set()  # values that a dot has made, and what is made of them
+        self.loose = _loose(k.body)
         self.new: list[Statement] = []
 
     def block(self, body: tuple[Statement, ...]) -> tuple[Statement, ...]:
@@ -171,7 +174,10 @@ class _Rewrite:
 
     # -- exponentials ------------------------------------------------------------------------------------------------
     def exponential(self, e: Expr) -> Expr | None:
-        if not (isinstance(e, Apply) and e.fn is Fn.EXP and e.dtype is DType.FLOAT32 and names_in(e) & self.summed):
+        if not (isinstance(e, Apply) and e.fn is Fn.EXP and e.dtype is DType.FLOAT32):
+            return None
+        names = names_in(e)
+        if not names & self.summed or names & self.loose or _large(e):
             return None
         return Apply(Fn.EXP2, (self.two(transform(e.args[0], self.exponential)),), DType.FLOAT32)
 
@@ -230,6 +236,42 @@ def _usable(c: float | int | bool) -> bool:
 
 def _infinite(c: Const) -> bool:
     return isinstance(c.value, float) and math.isinf(c.value)
+
+
+# -- what may be large ------------------------------------------------------------------------------------------------
+def _loose(body: tuple[Statement, ...]) -> frozenset[str]:
+    """The values that hold more than sums of products and moderate constants: what memory gives, and what is made of it."""
+    found: set[str] = set()
+    while True:
+        before = len(found)
+        for s in every(body):
+            match s:
+                case Read():
+                    found |= _numbers(s)
+                case Dot():
+                    if s.add in found:
+                        found.add(s.out.name)
+                case Assign() if s.value in found:
+                    found.add(s.state)
+                case Map() | Correct() if _large(s.expr):
+                    found.add(s.out.name)
+                case Loop() | Store() | Assign():
+                    pass
+                case _ if uses_of(s) & found:
+                    found |= _numbers(s)
+        if len(found) == before:
+            return frozenset(found)
+
+
+def _numbers(s: Statement) -> set[str]:
+    """The names that a statement gives to anything but truth values."""
+    return {v.name for v in outputs_of(s) if v.dtype is not DType.BOOL}
+
+
+def _large(e: Expr) -> bool:
+    """True where a constant of an expression is finite and overflows times log2 e."""
+    numbers = (x.value for x in walk(e) if isinstance(x, Const))
+    return any(isinstance(v, float) and math.isfinite(v) and abs(v) > 1e38 for v in numbers)
 
 
 # -- what is read ----------------------------------------------------------------------------------------------------
