@@ -52,14 +52,11 @@ class Shape:
 
 def candidates(
     region: Region, derivation: Derivation, sizes: Mapping[str, int], machine: Machine, *,
-    strategy: Strategy = Strategy.AUTO, tile: int = 0, segments: int = 0, across: bool = False,
+    strategy: Strategy = Strategy.AUTO, tile: int = 0, segments: int = 0,
 ) -> list[Schedule]:  # fmt: skip
-    """Schedules that fit the machine, by the time the model gives them. Options that are set hold for all of them.
-
-    ``across``: neighbouring elements in memory lie along the rows, not along the cascade axis.
-    """
+    """Schedules that fit the machine, by the time the model gives them. Options that are set hold for all of them."""
     shape = Shape(region, derivation, sizes)
-    kinds = _dots(shape, machine) if shape.matrix else _rows(shape, across)
+    kinds = _dots(shape, machine) if shape.matrix else _rows(shape)
     timed: list[tuple[float, int, Schedule]] = []
     programs: dict[Schedule, Program] = {}
     seen: set[Schedule] = set()
@@ -163,13 +160,9 @@ def _dots(shape: Shape, machine: Machine) -> Iterator[Schedule]:
             yield Schedule(Strategy.SINGLE, row, tile, None, warps=warps, stages=stages)
 
 
-def _rows(shape: Shape, across: bool) -> Iterator[Schedule]:
-    """Tiles for reductions of rows: a few rows of many elements, or the other way where the rows are contiguous."""
+def _rows(shape: Shape) -> Iterator[Schedule]:
+    """Tiles for reductions of rows: a few rows of many elements."""
     length = power(shape.length)
-    if across:
-        for row, tile, warps in ((128, 32, 4), (64, 64, 4), (128, 64, 8), (256, 16, 4), (64, 32, 4), (32, 128, 4)):
-            yield Schedule(Strategy.SINGLE, row, tile, 64 if shape.columns > 64 else None, warps=warps, stages=3)
-        return
     column = min(64, power(shape.column)) if shape.columns > 1 else None
     room = max(1, 16384 // (column or 1))
     if shape.length <= 1024:
