@@ -46,15 +46,13 @@ class Shape:
         spans = list(roles.operand_spans(region, derivation))
         row_axes = {a for a, r in frame.kept.items() if r is Role.ROW}
         self.matrix = any((a & row_axes) ^ (b & row_axes) for a, b in spans) and self.rows > 1
-        self.swept = any(region.problem.axis in r.axes for r in region.results)
-        self.listed = any(s.k is not None for s in region.problem.stages)
 
 
 def candidates(
     region: Region, derivation: Derivation, sizes: Mapping[str, int], machine: Machine, *,
     strategy: Strategy = Strategy.AUTO, tile: int = 0, segments: int = 0,
 ) -> list[Schedule]:  # fmt: skip
-    """Schedules that fit the machine, by the time the model gives them. Options that are set hold for all of them."""
+    """Schedules that fit the machine and that the model does not rule out, in the order of the lists below."""
     shape = Shape(region, derivation, sizes)
     kinds = _dots(shape, machine) if shape.matrix else _rows(shape)
     timed: list[tuple[float, int, Schedule]] = []
