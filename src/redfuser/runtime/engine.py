@@ -34,7 +34,7 @@ class Engine(Protocol):
         ...
 
     def candidates(self, region: Region, derivation: Derivation, sizes: Sizes, options: Options) -> Sequence[Schedule]:
-        """Schedules worth measuring, the best by the model first; none where nothing is measured."""
+        """Schedules worth measuring, the likeliest first; none where nothing is measured."""
         ...
 
     def warm(self, programs: Sequence[tuple[Program, Schedule]], sizes: Sizes, inputs: Sequence[Tensor]) -> None:

@@ -91,7 +91,7 @@ class ReferenceEngine:
 
 
 class TritonEngine:
-    """Kernels printed for a GPU, chosen by the model and then by time."""
+    """Kernels printed for a GPU. The model rules candidates out, and time decides."""
 
     def __init__(self, device: torch.device, target: str, directory: Path) -> None:
         self.device, self.target, self.directory = device, target, directory
@@ -124,7 +124,11 @@ class TritonEngine:
         found = self.candidates(region, derivation, sizes, options)
         if not found:
             return Decision(Strategy.UNFUSED, None, c, f"no tile program fits {self.target}")
-        why = "the option strategy says so" if options.strategy is not Strategy.AUTO else "the model's first choice"
+        why = (
+            "the option strategy says so"
+            if options.strategy is not Strategy.AUTO
+            else "the first candidate that the model does not rule out"
+        )
         return Decision(found[0].strategy, found[0], c, why)
 
     def candidates(self, region: Region, derivation: Derivation, sizes: Sizes, options: Options) -> Sequence[Schedule]:

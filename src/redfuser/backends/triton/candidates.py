@@ -1,4 +1,4 @@
-"""Schedules worth measuring for a region, the best by the model first."""
+"""Schedules worth measuring for a region: lists in an order that was measured, less what the model rules out."""
 
 from __future__ import annotations
 
@@ -19,10 +19,8 @@ from redfuser.tile.strategy import Schedule, Unsupported
 LONGEST_WHOLE = 16384
 LONGEST_WHOLE_DOT = 512
 MOST_SEGMENTS = 1024
-MOST = 64
-COARSE = (
-    4.0  # times the shortest time by the model: what takes longer is not measured  # schedules that the model looks at
-)
+MOST = 64  # schedules that the model looks at
+COARSE = 4.0  # times the shortest time by the model: what takes longer is not measured
 
 
 class Shape:

@@ -114,7 +114,7 @@ class KernelWriter(Places):
         if s.note:
             self.line(f"# {s.note}")
         if d is None:
-            self.line(f"for {self.id('axis', s.axis.name)} in tl.range({start}, {stop}):")
+            self.line(f"for {self.axis_id(s.axis)} in tl.range({start}, {stop}):")
             head = []
         else:
             piece = d.pieces[0]

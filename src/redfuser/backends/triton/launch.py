@@ -73,9 +73,10 @@ def _of_this_process() -> Path:
 
 
 class Launcher:
-    """Runs one tile program with Triton: ``launcher(inputs, sizes)`` gives the outputs in order.
+    """Runs one tile program with Triton: ``launcher.prepare(sizes)(inputs)`` gives the outputs in order.
 
-    ``warps`` and ``stages`` are Triton's launch options. Inputs are by position, in the order of the program.
+    ``warps`` and ``stages`` are Triton's launch options. Inputs are by position, in the order of the program, on one
+    device, with any strides. ``ValueError`` where a shape or a dtype is not the program's.
     """
 
     def __init__(self, program: Program, form: Form, warps: int, stages: int, directory: Path) -> None:
