@@ -41,7 +41,7 @@ class Planned:
 
 def plan(lowered: Lowered, group: Group, options: Options) -> Planned | str:
     """One cascade of an index program through the stages; a sentence where a stage has no answer."""
-    cut = extract(lowered, frozenset(group.members), group.producers)
+    cut = extract(lowered, frozenset(group.members), group.beside)
     if cut is None:
         return "its operations cannot be cut out of the graph without a cycle"
     return plan_cut(cut, options)
@@ -119,7 +119,7 @@ def dynamo_backend(options: Options) -> Callable[[fx.GraphModule, list[Any]], Ca
         return planned.plan if isinstance(planned, Planned) and planned.plan.worthwhile else None
 
     def choose(lowered: Lowered) -> list[Choice]:
-        return [(frozenset(g.members), g.producers, factory) for g in find(lowered.program)]
+        return [(frozenset(g.members), g.beside, factory) for g in find(lowered.program)]
 
     return make_backend(choose, rest=options.rest.value, strict=options.strict)
 

@@ -20,6 +20,7 @@ from redfuser.frontend.kinds import (
     CONTRACTIONS,
     GATHERS,
     is_cast,
+    is_join,
     is_scaling,
     is_size,
     is_tensor,
@@ -160,14 +161,15 @@ def _bindings(inputs: list[fx.Node], ints: list[fx.Node]) -> Iterator[Binding]:
                 yield Binding(str(symbol), argument, dim, scale, offset)
 
 
-def extract(lowered: Lowered, members: frozenset[str], producers: frozenset[str]) -> Cut | None:
-    """The smallest useful sub-graph around the given reductions; None when no convex one exists.
+def extract(lowered: Lowered, members: frozenset[str], beside: frozenset[str]) -> Cut | None:
+    """The smallest useful sub-graph around a cascade's members and what is computed beside them; None when no convex one
+    exists.
 
     Walks back through elementwise operations and views that feed the members, and forward through what depends on them
     only. It stops at placeholders, other reductions and operations that are not covered. Operands of contractions are
-    taken through views, casts and one scaling only: what is costlier is better computed once, outside.
+    taken through views, casts, joins of features and one scaling only: what is costlier is better computed once, outside.
     """
-    finder = _Finder(lowered, members | producers)
+    finder = _Finder(lowered, members | beside)
     interior = finder.interior()
     if interior is None:
         return None
@@ -258,7 +260,7 @@ class _Finder:
         if scalings is not None and n not in self.free:
             if is_scaling(n) and scalings:
                 scalings -= 1
-            elif not (is_view(n) or is_cast(n)):
+            elif not (is_view(n) or is_cast(n) or is_join(n)):
                 return
         if not owned:
             self.copies.add(n)

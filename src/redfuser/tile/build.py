@@ -98,6 +98,7 @@ class _Builder:
         self.reach_axes: dict[str, tuple[Axis, ...]] = {}
         self.definitions = {d.name: d for d in region.program.definitions if isinstance(d, Definition)}
         self.producers = {p.name: p for p in region.producers}
+        self.epilogues = {p.name: p for p in region.epilogues}
         self.wanted = _read_stages(region, derivation)
 
     # -- pieces that the strategies share -----------------------------------------------------------------------------
@@ -107,6 +108,7 @@ class _Builder:
             self.inputs | {t.name: t for t in self.scratch.values()},
             self.definitions,
             self.producers,
+            self.epilogues,
             names,
             self.tensors,
         )
@@ -529,7 +531,7 @@ class _Builder:
 
 def _read_stages(region: Region, derivation: Derivation) -> frozenset[str]:
     """The stages whose results something reads: a result of the region, or a later pass."""
-    exprs = [r.body for r in region.results]
+    exprs = [*(r.body for r in region.results), *(e.body for e in region.epilogues)]
     for p in derivation.passes:
         exprs += [e for r in p.reads for e in (r.value, r.index) if e is not None]
         exprs += [

@@ -6,6 +6,7 @@ What does not depend on a loop's axis (or on state that the loop moves) is place
 
 from __future__ import annotations
 
+import itertools
 from collections import Counter
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
@@ -34,6 +35,7 @@ from redfuser.index.ints import Axis, Gather, Int, as_int, nonnegative
 from redfuser.index.nodes import Map as Definition
 from redfuser.index.nodes import Reduce as Reduction
 from redfuser.index.nodes import Reducer
+from redfuser.index.simplify import refolded
 from redfuser.tile import dots
 from redfuser.tile.identity import result_dtype
 from redfuser.tile.names import Names
@@ -94,10 +96,12 @@ class Lowering:
         tensors: Mapping[str, Tensor],
         definitions: Mapping[str, Definition],
         producers: Mapping[str, Reduction],
+        epilogues: Mapping[str, Reduction],
         frame: frozenset[Axis],
         taken: Iterable[str] = (),
     ) -> None:
-        self.tensors, self.definitions, self.producers, self.frame = tensors, definitions, producers, frame
+        self.tensors, self.definitions, self.frame = tensors, definitions, frame
+        self.producers, self.epilogues = producers, epilogues
         self.names = Names((*tensors, *taken))
         self.levels = [Level()]
         self.values: dict[str, Value] = {}
@@ -107,6 +111,7 @@ class Lowering:
         self.state: dict[tuple[str, bool, Part], Value] = {}
         self.inner: dict[Axis, None] = {}
         self._fresh: dict[str, tuple[Axis, ...]] = {}
+        self._pieces: dict[tuple[Axis, int], Axis] = {}
         self._uses: Counter[Expr] = Counter()
         self.loops: list[Axis] = []
         self.ends: dict[Axis, tuple[Axis, Axis]] = {}
@@ -270,6 +275,8 @@ class Lowering:
             return self._read(Load(t.name, e.index, t.dtype, Part.VALUE))
         if e.source in self.producers:
             return self._ref(self.producer(self.producers[e.source], e.index))
+        if e.source in self.epilogues:
+            return self._ref(self.epilogue(self.epilogues[e.source]))
         if e.source in self.definitions:
             d = self.definitions[e.source]
             return self.place(substitute(d.body, dict(zip(d.axes, e.index, strict=True))))
@@ -353,11 +360,20 @@ class Lowering:
             self.levels[self.level_of[known.name]].known[key] = known
         return known
 
+    def epilogue(self, p: Reduction) -> Value:
+        """A reduction of a list over its slots."""
+        key = ("epilogue", p.name)
+        known = self._known(key, len(self.levels) - 1)
+        if known is None:
+            known = self.reduction(p.body, p.reducer, p.over, p.dtype.compute, p.name)
+            self.levels[self.level_of[known.name]].known[key] = known
+        return known
+
     def _inner(self, p: Reduction) -> tuple[Axis, ...]:
         if p.name not in self._fresh:
             axes = tuple(Axis(a.name, a.size) if a in self.frame else a for a in p.over)
             self._fresh[p.name] = axes
-            self.inner.update(dict.fromkeys(axes))
+        self.inner.update(dict.fromkeys(self._fresh[p.name]))
         return self._fresh[p.name]
 
     def operands(self, body: Expr, over: tuple[Axis, ...], dtype: DType) -> dots.Split | None:
@@ -375,6 +391,11 @@ class Lowering:
                     v = self.value(body, wish if add is None else None, dtype)
                     return v if add is None else self.combine(reducer, add, v, wish)
             pair = self.operands(body, over, dtype)
+            if pair is not None and (cut := self._joint(body, over)) is not None:
+                for part, axes in cut:
+                    add = self.reduction(part, reducer, axes, dtype, wish, add)
+                assert add is not None
+                return add
             if pair is not None:
                 return self._dot(pair, over, dtype, wish, add)
         v = self.value(body, f"{wish}_of")
@@ -388,6 +409,27 @@ class Lowering:
         if add is not None:
             v = self.combine(reducer, add, v, wish)
         return v
+
+    def _joint(self, body: Expr, over: tuple[Axis, ...]) -> list[tuple[Expr, tuple[Axis, ...]]] | None:
+        """The terms of a dot whose operand is joined along an axis it contracts: one for each piece, with its own axes.
+
+        sum over f < 576 of q[f] * where(f < 512, a[f], b[f - 512])
+            ->  sum over f < 512 of q[f] * a[f]  +  sum over f < 64 of q[512 + f] * b[f]
+        """
+        for axis in over:
+            ends = joints(body, axis) if axis in self.inner else []
+            if not ends:
+                continue
+            out = []
+            for start, stop in itertools.pairwise((0, *ends)):
+                key = (axis, start)
+                piece = self._pieces.setdefault(key, Axis(axis.name, as_int(stop - start)))
+                self.inner[piece] = None
+                part = refolded(body, {axis: as_int(piece) + start})
+                out.append((part, tuple(piece if a is axis else a for a in over)))
+            del self.inner[axis]
+            return out
+        return None
 
     def _times(self, body: Expr, axes: tuple[Axis, ...], dtype: DType) -> Expr:
         """The sum of equal terms along axes: one of them times the number of positions in the tile."""
@@ -456,6 +498,21 @@ class Lowering:
         index = self.new(f"{wish}_index", DType.INT64, axes)
         self.emit(Select(out, index, v.name, reducer, over, k), self.level(axes, self.level_of[v.name]))
         return out, index
+
+
+def joints(body: Expr, axis: Axis) -> list[int]:
+    """The ends of the pieces of an axis of fixed length on which the branches of ``body`` are settled, if there are two."""
+    size = axis.size.value
+    found = set()
+    for x in walk(body):
+        match x:
+            case Apply(fn=Fn.LT, args=(Position(index=i), Const(value=int(end)))) if size is not None:
+                start = (i - axis).value
+                if start is not None and 0 < end - start < size:
+                    found.add(end - start)
+            case _:
+                pass
+    return [*sorted(found), size] if found and size is not None else []
 
 
 def _own(p: Placed, axes: frozenset[Axis], level: int) -> bool:

@@ -19,7 +19,9 @@ from redfuser.tile.strategy import Schedule, Unsupported
 LONGEST_WHOLE = 16384
 LONGEST_WHOLE_DOT = 512
 MOST_SEGMENTS = 1024
-MOST = 64  # schedules that the model looks at
+MOST = 64  # schedules that fit
+LOOKED_AT = 256  # by the model
+WIDE = 256  # columns of an accumulator that fill the registers of a program
 COARSE = 4.0  # times the shortest time by the model: what takes longer is not measured
 
 
@@ -56,8 +58,8 @@ def candidates(
     timed: list[tuple[float, int, Schedule]] = []
     programs: dict[Schedule, Program] = {}
     seen: set[Schedule] = set()
-    for n, s in enumerate(itertools.islice(_forced(kinds, shape, machine, strategy, tile, segments), 4 * MOST)):
-        if s in seen or len(seen) >= MOST:
+    for n, s in enumerate(itertools.islice(_forced(kinds, shape, machine, strategy, tile, segments), LOOKED_AT)):
+        if s in seen or len(timed) >= MOST:
             continue
         seen.add(s)
         plain = replace(s, warps=0, stages=0, bulk=False)
@@ -91,6 +93,8 @@ def _time(p: Program, s: Schedule, sizes: Mapping[str, int], machine: Machine) -
 def _forced(
     kinds: Iterator[Schedule], shape: Shape, machine: Machine, strategy: Strategy, tile: int, segments: int
 ) -> Iterator[Schedule]:
+    """The kinds under the strategies that may pay; numbers of segments beyond the likeliest two come last."""
+    later: list[Schedule] = []
     for s in kinds:
         if tile:
             s = replace(s, tile=max(16, power(tile)))
@@ -109,23 +113,29 @@ def _forced(
                 wanted.append(Strategy.MULTI)
         for w in wanted:
             if w is Strategy.MULTI:
-                for n in [segments] if segments else _segments(programs, tiles, machine):
-                    yield replace(s, strategy=w, segments=n, merge_row=1, merge_column=_merge_column(shape))
+                times = (2, 1, 4, 8) if shape.columns > WIDE else (8, 4, 16, 2, 1)
+                cut = [
+                    replace(s, strategy=w, segments=n, merge_row=1, merge_column=_merge_column(shape))
+                    for n in ([segments] if segments else _segments(programs, tiles, machine, times))
+                ]
+                yield from cut[:2]
+                later += cut[2:]
             elif w is Strategy.WHOLE:
                 yield replace(s, strategy=w, tile=128)
             else:
                 yield replace(s, strategy=w)
+    yield from later
 
 
 def _merge_column(shape: Shape) -> int | None:
     return 128 if shape.columns > 128 else None
 
 
-def _segments(programs: int, tiles: int, machine: Machine) -> list[int]:
-    """Numbers of segments that give every processor one program, and up to 16."""
+def _segments(programs: int, tiles: int, machine: Machine, times: Iterable[int]) -> list[int]:
+    """Numbers of segments that give every processor so many programs."""
     found = []
-    for times in (8, 4, 16, 2, 1):
-        n = min(tiles, max(2, round(times * machine.processors / programs)), MOST_SEGMENTS)
+    for per_processor in times:
+        n = min(tiles, max(2, round(per_processor * machine.processors / programs)), MOST_SEGMENTS)
         if n > 1 and n not in found:
             found.append(n)
     return found or [2]
@@ -142,6 +152,12 @@ def _dots(shape: Shape, machine: Machine) -> Iterator[Schedule]:
             if row in row_sizes:
                 yield Schedule(Strategy.SINGLE, row, tile, column, warps=warps, stages=stages)
         return
+    if shape.columns > WIDE:  # the accumulator takes the registers of all warps
+        for row, tile, warps, stages in (
+            (64, 64, 8, 2), (64, 32, 8, 3), (64, 32, 8, 2), (32, 64, 8, 2), (16, 64, 8, 2), (16, 64, 4, 2), (16, 32, 4, 3),
+        ):  # fmt: skip
+            if row in row_sizes:
+                yield Schedule(Strategy.SINGLE, row, tile, None, warps=warps, stages=stages)
     if shape.length >= 1024 and machine.bulk and 128 in row_sizes:
         for row, tile, warps, stages in (
             (128, 64, 4, 2), (64, 64, 4, 3), (256, 64, 8, 3), (128, 128, 8, 2), (128, 64, 8, 3), (64, 128, 4, 2),
