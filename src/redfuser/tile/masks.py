@@ -1,6 +1,6 @@
 """Which tiles a mask empties, and in which it need not be computed.
 
-A condition is a comparison of positions, such as ``l <= i + off``. It is *necessary* when every element of a pass
+A condition is a comparison of positions, such as ``l <= i + off``, or says that one of several holds. It is *necessary* when every element of a pass
 becomes its reducer's identity once the condition is false: then tiles where it is false everywhere are skipped. In
 tiles where all necessary conditions hold everywhere, the elements are used with the conditions replaced by true.
 
@@ -43,7 +43,7 @@ class Limits:
 
 # -- the conditions --------------------------------------------------------------------------------------------------
 def conditions(p: Pass, axis: Axis, stages: frozenset[str]) -> list[tuple[Expr, bool]]:
-    """The necessary conditions of a pass: (comparison, the truth it must have).
+    """The necessary conditions of a pass: (comparison or several joined, the truth it must have).
 
     ``stages`` are the results that the pass may load.
     """
@@ -52,11 +52,33 @@ def conditions(p: Pass, axis: Axis, stages: frozenset[str]) -> list[tuple[Expr, 
     if any(a.reducer.has_index for a in steps):
         return []
     found = []
-    for c in dict.fromkeys(c for a in steps for c in walk(a.element) if _compares(c, axis)):
+    for c in dict.fromkeys(c for a in steps for c in walk(a.element)):
+        if isinstance(c, Apply) and c.fn is Fn.NOT:
+            continue  # as its argument
         for truth in (False, True):
-            if all(_is_identity(a, fold(a.element, {c: truth}, facts)) for a in steps):
+            if alternatives(c, not truth, axis) and all(
+                _is_identity(a, fold(a.element, {c: truth}, facts)) for a in steps
+            ):
                 found.append((c, not truth))
     return found
+
+
+def alternatives(e: Expr, truth: bool, axis: Axis) -> list[tuple[Expr, bool]]:
+    """The comparisons, and the truth of each, one of which gives e its truth; none where e says something else.
+
+        (l <= i) | (l < 8)  true          l <= i true,  l < 8 true
+        (l > i) & (l >= 8)  false         l > i false,  l >= 8 false
+    """
+    if _compares(e, axis):
+        return [(e, truth)]
+    match e:
+        case Apply(fn=Fn.NOT, args=(a,)):
+            return alternatives(a, not truth, axis)
+        case Apply(fn=Fn.OR | Fn.AND, dtype=DType.BOOL) if truth is (e.fn is Fn.OR):
+            parts = [alternatives(a, truth, axis) for a in e.args]
+            return [x for p in parts for x in p] if all(parts) else []
+        case _:
+            return []
 
 
 def reaching(p: Pass, axis: Axis, stages: frozenset[str]) -> Expr | None:
@@ -384,6 +406,24 @@ def _ends(
     c: Expr, truth: bool, axis: Axis, axes: Mapping[Axis, TileAxis]
 ) -> tuple[list[Bound], list[Bound], list[Bound], list[Bound], bool]:
     """Bounds outside which the condition fails for the whole block, bounds inside which it holds for all of it."""
+    parts = [_ends_of_comparison(x, t, axis, axes) for x, t in alternatives(c, truth, axis)]
+    if len(parts) == 1:
+        return parts[0]
+    lows, highs, all_lows, all_highs, solved = zip(*parts, strict=True)
+    # one of them suffices: the widest end holds, where all cut the same side
+    upper, lower = all(len(x) == 1 for x in highs), all(len(x) == 1 for x in lows)
+    if upper and not any(lows):
+        every = [_greatest([x[0] for x in all_highs])] if all(all_highs) else []
+        return [], [_greatest([x[0] for x in highs])], [], every, all(solved)
+    if lower and not any(highs):
+        every = [_least([x[0] for x in all_lows])] if all(all_lows) else []
+        return [_least([x[0] for x in lows])], [], every, [], all(solved)
+    return [], [], [], [], False
+
+
+def _ends_of_comparison(
+    c: Expr, truth: bool, axis: Axis, axes: Mapping[Axis, TileAxis]
+) -> tuple[list[Bound], list[Bound], list[Bound], list[Bound], bool]:
     low: list[Bound] = []
     high: list[Bound] = []
     all_low: list[Bound] = []
