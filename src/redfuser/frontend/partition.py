@@ -100,8 +100,11 @@ class Cut:
         return max(values, key=lambda x: (x.device.type != "cpu", x.dim())).device if values else torch.device("cpu")
 
     def examples(self, sizes: Mapping[str, int]) -> list[torch.Tensor]:
-        """Random inputs of the shapes, strides, dtypes and devices that were seen, at the given symbolic lengths."""
-        return [_like(n.meta["val"], sizes) for n in self.inputs]
+        """Inputs of the shapes, strides, dtypes and devices that were seen, at the given symbolic lengths.
+
+        Random, but integers are what the call gave where they are at hand, since masks may depend on them.
+        """
+        return [_like(n.meta["val"], sizes, n.meta.get("given", lambda: None)()) for n in self.inputs]
 
     @property
     def shapes_of_inputs(self) -> tuple[torch.Tensor, ...]:
@@ -120,14 +123,16 @@ class Cut:
         return tuple(tuple(a.size for a in program[o.value].axes) for o in program.outputs)
 
 
-def _like(x: torch.Tensor, sizes: Mapping[str, int]) -> torch.Tensor:
-    """A tensor of the same kind with random numbers; integers, which may be indices, are 0."""
+def _like(x: torch.Tensor, sizes: Mapping[str, int], given: torch.Tensor | None) -> torch.Tensor:
+    """A tensor of the same kind with random numbers; integers, which may be indices, are as given, or 0."""
 
     def number(n: Any) -> int:
         i = int_from_torch(n)
         return i.evaluate({s: sizes.get(s.name, s.hint) for s in i.sizes()})
 
     shape, strides = [number(n) for n in x.shape], [number(n) for n in x.stride()]
+    if given is not None and list(given.shape) == shape:
+        return given.detach()
     out = torch.empty_strided(shape, strides, dtype=x.dtype, device=x.device)
     if not x.dtype.is_floating_point:
         return out.zero_()

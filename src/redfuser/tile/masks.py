@@ -1,8 +1,9 @@
 """Which tiles a mask empties, and in which it need not be computed.
 
-A condition is a comparison of positions, such as ``l <= i + off``, or says that one of several holds. It is *necessary* when every element of a pass
-becomes its reducer's identity once the condition is false: then tiles where it is false everywhere are skipped. In
-tiles where all necessary conditions hold everywhere, the elements are used with the conditions replaced by true.
+A condition is a comparison of positions, such as ``l <= i + off``, or says that one of several holds. It is *necessary*
+when every element of a pass becomes its reducer's identity once the condition is false: then tiles where it is false
+everywhere are skipped. In tiles where all necessary conditions hold everywhere, the elements are used with the conditions
+replaced by true.
 
     max over l of where(l <= i, s, -inf)           with l <= i false:  -inf,  the identity of max
     sum over l of exp(where(l <= i, s, -inf) - b)  with l <= i false:  exp(-inf - b) = 0,  b finite
@@ -66,8 +67,8 @@ def conditions(p: Pass, axis: Axis, stages: frozenset[str]) -> list[tuple[Expr, 
 def alternatives(e: Expr, truth: bool, axis: Axis) -> list[tuple[Expr, bool]]:
     """The comparisons, and the truth of each, one of which gives e its truth; none where e says something else.
 
-        (l <= i) | (l < 8)  true          l <= i true,  l < 8 true
-        (l > i) & (l >= 8)  false         l > i false,  l >= 8 false
+    (l <= i) | (l < 8)  true          l <= i true,  l < 8 true
+    (l > i) & (l >= 8)  false         l > i false,  l >= 8 false
     """
     if _compares(e, axis):
         return [(e, truth)]
