@@ -79,7 +79,7 @@ class _Strategies(Reaches, Segments):
     # -- single -------------------------------------------------------------------------------------------------------
     def single(self) -> list[Kernel]:
         reaches = [self.reach(p, n) for n, p in enumerate(self.derivation.passes)]
-        low = self.lowering()
+        low = self.streaming()
         tile = self.cascade(self.schedule.tile)
         for n, p in enumerate(self.derivation.passes):
             found = reaches[n]

@@ -10,12 +10,12 @@ from redfuser.index.expr import Cast, Const, Expr, Part, Ref, dtype_of, loads, s
 from redfuser.index.ints import Axis, Int, as_int
 from redfuser.index.nodes import Map as Definition
 from redfuser.regions.nodes import Region, Result
-from redfuser.tile import roles
+from redfuser.tile import lanes, roles
 from redfuser.tile.identity import NO_POSITION, constant
 from redfuser.tile.lower import Lowering, Stored
 from redfuser.tile.names import Names
-from redfuser.tile.nodes import Declare, Kernel, Kind, Role, Store, Tensor, TileAxis, Value
-from redfuser.tile.strategy import Schedule
+from redfuser.tile.nodes import Declare, Kernel, Kind, Lanes, Role, Store, Tensor, TileAxis, Value
+from redfuser.tile.strategy import Schedule, Unsupported
 
 
 class Builder:
@@ -53,6 +53,17 @@ class Builder:
         low.inner.update(dict.fromkeys(t.axis for t in (self.fixed if fixed is None else fixed)))
         return low
 
+    def streaming(self) -> Lowering:
+        """For a kernel that streams the cascade axis, in lanes where the schedule has them."""
+        low = self.lowering()
+        s = self.schedule
+        if s.lanes:
+            why = lanes.refusal(self.region, self.derivation)
+            if why is not None:
+                raise Unsupported(why)
+            low.lanes = Lanes(Axis("lane", as_int(s.lanes)), self.axis, s.run)
+        return low
+
     def kernel(
         self,
         low: Lowering,
@@ -66,24 +77,27 @@ class Builder:
         fixed = self.fixed if fixed is None else fixed
         here = {t.axis for t in (*fixed, *inside)}
         inner = [roles.tile_axis(a, Role.INNER, None) for a in low.inner if a not in here]
-        return Kernel(name, note, tuple(grid), (*fixed, *inside, *inner), body)
+        if low.lanes is not None:
+            inner.append(roles.tile_axis(low.lanes.axis, Role.LANE, None))
+        return Kernel(name, note, tuple(grid), (*fixed, *inside, *inner), body, low.lanes)
 
     def cascade(self, block: int | None) -> TileAxis:
         return roles.tile_axis(self.axis, Role.CASCADE, block)
 
     def declare(self, low: Lowering, p: Pass) -> list[Value]:
         """The running state of a pass, at its identity."""
+        along, word = (frozenset[Axis](), "") if low.lanes is None else (frozenset((low.lanes.axis,)), "_lanes")
         states = []
         start: dict[str, Expr] = {}
         for s in p.steps:
             if isinstance(s, Base):
                 start[s.name] = constant(_at(s.value, start))
-                v = low.declare(low.new(s.name, s.dtype, frozenset(s.axes)))
+                v = low.declare(low.new(f"{s.name}{word}", s.dtype, frozenset(s.axes) | along))
                 low.add(Declare(v, self.first(low, start[s.name], f"{s.name}_start"), "base"))
             else:
-                axes = frozenset((*s.axes, s.k) if s.k is not None else s.axes)
+                axes = frozenset((*s.axes, s.k) if s.k is not None else s.axes) | along
                 start[s.name] = s.reducer.identity(s.dtype)
-                v = low.declare(low.new(s.name, s.dtype, axes))
+                v = low.declare(low.new(f"{s.name}{word}", s.dtype, axes))
                 low.add(Declare(v, s.reducer.identity(s.dtype), s.role))
                 if s.reducer.has_index:
                     at = low.declare(Value(low.names.new(f"{s.name}_index"), NO_POSITION.dtype, axes))

@@ -42,6 +42,7 @@ from redfuser.tile.nodes import (
     Correct,
     Dot,
     Guard,
+    Lanes,
     Map,
     Operation,
     Read,
@@ -111,6 +112,7 @@ class Lowering:
         self.loops: list[Axis] = []
         self.ends: dict[Axis, tuple[Axis, Axis]] = {}
         self.full: list[bool] = []
+        self.lanes: Lanes | None = None
 
     # -- blocks ------------------------------------------------------------------------------------------------------
     def open(self, axis: Axis, full: bool = False) -> None:
@@ -175,6 +177,10 @@ class Lowering:
         """The block for a value that spans ``axes``: that of the innermost loop over one of them."""
         return max([at_least, *(n for n, a in enumerate(self.loops, 1) if a in axes)])
 
+    def met(self, axes: frozenset[Axis]) -> frozenset[Axis]:
+        """The axes of a value made of values that span ``axes`` together."""
+        return axes if self.lanes is None else self.lanes.met(axes)
+
     # -- spans -------------------------------------------------------------------------------------------------------
     def span(self, e: Expr) -> frozenset[Axis]:
         """The axes an expression depends on, before anything is emitted."""
@@ -215,7 +221,7 @@ class Lowering:
                 return self._load(e)
             case _:
                 args = [self.place(a) for a in children(e)]
-                axes = frozenset[Axis]().union(*(a.axes for a in args))
+                axes = self.met(frozenset[Axis]().union(*(a.axes for a in args)))
                 level = max(a.level for a in args)
                 kept = [self._named(a) if _own(a, axes, level) else a for a in args]
                 return Placed(rebuild(e, tuple(a.expr for a in kept)), axes, level)
@@ -368,13 +374,14 @@ class Lowering:
     ) -> Value:
         """reducer over ``over`` of body: a dot where the body is a product of two operands. ``add`` is added to it."""
         if reducer is Reducer.SUM:
-            same = tuple(a for a in over if a not in self.span(body) and (a in self.inner or a in self.ends))
+            counted = (a for a in over if (a in self.inner or a in self.ends) and not self._dealt(a))
+            same = tuple(a for a in counted if a not in self.span(body))
             if same:
                 body, over = self._times(body, same, dtype), tuple(a for a in over if a not in same)
                 if not over:
                     v = self.value(body, wish if add is None else None, dtype)
                     return v if add is None else self.combine(reducer, add, v, wish)
-            pair = self.operands(body, over, dtype)
+            pair = None if any(map(self._dealt, over)) else self.operands(body, over, dtype)
             if pair is not None:
                 return self._dot(pair, over, dtype, wish, add)
         v = self.value(body, f"{wish}_of")
@@ -383,11 +390,16 @@ class Lowering:
         for i, axis in enumerate(over):
             v = self.guard(v, axis, reducer.identity(v.dtype))
             last = add is None and i + 1 == len(over)
-            out = self.new(wish if last else f"{wish}_part", dtype, v.axes - {axis})
+            apart = frozenset((self.lanes.axis,)) if self.lanes is not None and self._dealt(axis) else frozenset[Axis]()
+            out = self.new(wish if last else f"{wish}_part", dtype, (v.axes - {axis}) | apart)
             v = self.emit(Reduce(out, v.name, reducer, axis), self.level(out.axes, self.level_of[v.name]))
         if add is not None:
             v = self.combine(reducer, add, v, wish)
         return v
+
+    def _dealt(self, axis: Axis) -> bool:
+        """True for an axis whose tiles are reduced within lanes: how many positions a lane has differs."""
+        return self.lanes is not None and axis is self.lanes.of
 
     def _times(self, body: Expr, axes: tuple[Axis, ...], dtype: DType) -> Expr:
         """The sum of equal terms along axes: one of them times the number of positions in the tile."""
@@ -426,13 +438,15 @@ class Lowering:
         """v with its elements beyond the end of the axis set to fill; a plain read is 0 there already."""
         zero = not isinstance(fill.value, bool) and fill.value == 0
         inside = any(a is axis and full for a, full in zip(self.loops, self.full, strict=True))
+        inside |= self.lanes is not None and axis is self.lanes.axis
         if axis in v.axes and (inside or (zero and self._is_read(v))):
             return v
         key = ("guard", v.name, axis, fill)
-        level = self.level(v.axes | {axis}, self.level_of[v.name])
+        axes = self.met(v.axes | {axis})
+        level = self.level(axes, self.level_of[v.name])
         known = self._known(key, level)
         if known is None:
-            known = self.emit(Guard(self.new(f"{v.name}_in", v.dtype, v.axes | {axis}), v.name, axis, fill), level)
+            known = self.emit(Guard(self.new(f"{v.name}_in", v.dtype, axes), v.name, axis, fill), level)
             self.levels[level].known[key] = known
         return known
 
@@ -443,7 +457,7 @@ class Lowering:
 
     def combine(self, reducer: Reducer, left: Value, right: Value, wish: str) -> Value:
         level = max(self.level_of[left.name], self.level_of[right.name])
-        out = self.new(wish, left.dtype, left.axes | right.axes)
+        out = self.new(wish, left.dtype, self.met(left.axes | right.axes))
         return self.emit(Combine(out, reducer, left.name, right.name), level)
 
     def select(

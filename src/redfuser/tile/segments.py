@@ -5,10 +5,11 @@ from __future__ import annotations
 from dataclasses import replace
 
 from redfuser.algebra.nodes import Accumulator, Base, Pass
-from redfuser.index.expr import Expr, Part, Ref, ref, transform
+from redfuser.index.expr import Expr, Part
 from redfuser.index.ints import ZERO, Axis, Int, as_int
 from redfuser.tile import roles
 from redfuser.tile.identity import NO_POSITION
+from redfuser.tile.joins import other, other_side
 from redfuser.tile.lower import Lowering
 from redfuser.tile.nodes import At, Kernel, Kind, Loop, Read, Role, Store, Tensor, TileAxis, Value
 from redfuser.tile.stream import Streams
@@ -16,7 +17,7 @@ from redfuser.tile.stream import Streams
 
 class Segments(Streams):
     def partial(self, p: Pass, n: int, segment: TileAxis) -> Kernel:
-        low = self.lowering()
+        low = self.streaming()
         tile = self.cascade(self.schedule.tile)
         tiles = (as_int(self.axis.size) + self.schedule.tile - 1) // as_int(self.schedule.tile)
         length = (tiles + self.schedule.segments - 1) // as_int(self.schedule.segments) * self.schedule.tile
@@ -62,33 +63,24 @@ class Segments(Streams):
         low.open(segment.axis)
         low.moving(states, 1)
         for s in p.steps:
-            self.other(low, s, as_int(segment.first), frozenset())
+            self.part(low, s, as_int(segment.first), frozenset())
         low.expect(e for s in p.steps for e in _both_sides(s))
         news = [v for s in p.steps for v in self.joined(low, s)]
         body = self.close(low, p, states, news)
         low.add(Loop(segment.axis, 1, At(ZERO), At(as_int(segment.axis.size)), body, "segments, in order"))
 
     def join_at_once(self, low: Lowering, p: Pass, segment: TileAxis) -> None:
-        """All segments in one tile: each is brought to the joint bases, then they are reduced over the segments."""
+        """All segments in one tile."""
         low.inner[segment.axis] = None
         for s in p.steps:
-            self.other(low, s, as_int(segment.axis), frozenset((segment.axis,)))
-        low.expect(e for s in p.steps for e in _one_side(s))
-        for s in p.steps:
-            if isinstance(s, Base):
-                v = low.value(s.value, s.name, s.dtype)
-            else:
-                part = low.state[_other(s.name), True, Part.VALUE]
-                if s.correction is not None:
-                    part = low.correct(_other_side(s.correction, True), part.name)
-                v = low.reduction(ref(part.name, part.dtype), s.reducer, (segment.axis,), s.dtype, s.name)
-            self.bind(low, s.name, v, Part.VALUE)
+            self.part(low, s, as_int(segment.axis), frozenset((segment.axis,)))
+        self.join(low, p, segment.axis)
 
-    def other(self, low: Lowering, s: Accumulator | Base, at: Int, along: frozenset[Axis]) -> None:
-        """The state of segment ``at``, as the old state of the other side; ``along`` are the axes of ``at``."""
+    def part(self, low: Lowering, s: Accumulator | Base, at: Int, along: frozenset[Axis]) -> None:
+        """The state of segment ``at``, as that of the other side; ``along`` are the axes of ``at``."""
         if isinstance(s, Base):
-            v = low.value(_other_side(s.value, False), f"{s.name}_part", s.dtype)
-            low.state[_other(s.name), True, Part.VALUE] = v
+            v = low.value(other_side(s.value, False), f"{s.name}_part", s.dtype)
+            low.state[other(s.name), True, Part.VALUE] = v
             return
         for part, t in self.scratch_of[s.name].items():
             index = (at, *(as_int(a) for a in _state_axes(s)))
@@ -97,20 +89,20 @@ class Segments(Streams):
             read = Read(v, t.name, index, tuple(False for _ in index))
             low.emit(read, len(low.loops))
             low.levels[-1].reads.append(read)
-            low.state[_other(s.name), True, part] = v
+            low.state[other(s.name), True, part] = v
 
     def joined(self, low: Lowering, s: Accumulator | Base) -> list[tuple[str, Value]]:
         """One step of the merge: both sides brought to the joint bases, then combined."""
         old = low.state[s.name, True, Part.VALUE]
         if isinstance(s, Base):
             return [(old.name, self.moved(low, s.name, low.value(s.value, f"{s.name}_new", s.dtype)))]
-        left, right = old, low.state[_other(s.name), True, Part.VALUE]
+        left, right = old, low.state[other(s.name), True, Part.VALUE]
         if s.correction is not None:
             left = low.correct(s.correction, s.name)
-            right = low.correct(_other_side(s.correction, True), s.name)
+            right = low.correct(other_side(s.correction, True), s.name)
         if s.reducer.has_index:
-            at, other = low.state[s.name, True, Part.INDEX], low.state[_other(s.name), True, Part.INDEX]
-            new, index = self.merge_lists(low, s, left, at, right, other)
+            at, there = low.state[s.name, True, Part.INDEX], low.state[other(s.name), True, Part.INDEX]
+            new, index = self.merge_lists(low, s, left, at, right, there)
             self.moved(low, s.name, index, Part.INDEX)
             return [(old.name, self.moved(low, s.name, new)), (at.name, index)]
         return [(old.name, self.moved(low, s.name, low.combine(s.reducer, left, right, f"{s.name}_new")))]
@@ -123,23 +115,4 @@ def _state_axes(s: Accumulator) -> tuple[Axis, ...]:
 def _both_sides(s: Accumulator | Base) -> tuple[Expr, ...]:
     if isinstance(s, Base):
         return (s.value,)
-    return () if s.correction is None else (s.correction, _other_side(s.correction, True))
-
-
-def _one_side(s: Accumulator | Base) -> tuple[Expr, ...]:
-    if isinstance(s, Base):
-        return (s.value,)
-    return () if s.correction is None else (_other_side(s.correction, True),)
-
-
-def _other(name: str) -> str:
-    return f"{name} of the other side"
-
-
-def _other_side(e: Expr, old_only: bool) -> Expr:
-    """e about the state of the segment at hand: its old state, or (a base recomputed from it) all state."""
-
-    def leaf(x: Expr) -> Expr | None:
-        return ref(_other(x.name), x.dtype, True, x.part) if isinstance(x, Ref) and (x.old or not old_only) else None
-
-    return transform(e, leaf)
+    return () if s.correction is None else (s.correction, other_side(s.correction, True))

@@ -6,13 +6,14 @@ from redfuser.algebra.nodes import Accumulator, Base, Pass
 from redfuser.index.expr import Expr, Part
 from redfuser.index.nodes import Reducer
 from redfuser.tile import masks
-from redfuser.tile.builder import Builder, bodies
+from redfuser.tile.builder import bodies
 from redfuser.tile.identity import NO_POSITION
+from redfuser.tile.joins import Joins
 from redfuser.tile.lower import Lowering
 from redfuser.tile.nodes import Assign, Bound, Loop, SelectMerge, Statement, TileAxis, Value
 
 
-class Streams(Builder):
+class Streams(Joins):
     def stream(
         self,
         low: Lowering,
@@ -22,7 +23,7 @@ class Streams(Builder):
         within: tuple[Bound, Bound] | None,
         reach: tuple[Bound, Bound] | None = None,
     ) -> None:
-        """The loops of a pass: its steps for every tile."""
+        """The loops of a pass: its steps for every tile. Behind them lanes are joined."""
         states = self.declare(low, p)
         assert tile.block is not None
         axes = {t.axis: t for t in (*self.grid, *self.fixed)}
@@ -37,6 +38,8 @@ class Streams(Builder):
             body = self.close(low, p, states, news)
             note = ", ".join(x for x in (f"pass {number + 1}" if passes > 1 else "", piece.note) if x)
             low.add(Loop(self.axis, tile.block, piece.start, piece.stop, body, note, piece.full))
+        if low.lanes is not None:
+            self.join_lanes(low, p, low.lanes.axis)
 
     @staticmethod
     def close(low: Lowering, p: Pass, states: list[Value], news: list[tuple[str, Value]]) -> tuple[Statement, ...]:
@@ -58,7 +61,7 @@ class Streams(Builder):
         if isinstance(s, Base):
             return [(old.name, self.moved(low, s.name, low.value(s.value, f"{s.name}_new", s.dtype)))]
         element = elements[s.name]
-        kept = old if s.correction is None else low.correct(s.correction, s.name)
+        kept = old if s.correction is None else low.correct(s.correction, old.name)
         if s.reducer.has_index:
             at = low.state[s.name, True, Part.INDEX]
             found, where = low.select(element, s.reducer, self.axis, s.k, f"{s.name}_tile", s.dtype)
