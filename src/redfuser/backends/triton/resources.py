@@ -110,9 +110,7 @@ class Estimate:
         tiles = 0
         for s in body:
             if isinstance(s, Loop):
-                d = self.layout.dims.get(s.axis)
-                n = self.number(s.axis.size)
-                trips = n / (1 if d is None else self.length(d))
+                trips = self.number(s.axis.size) / self.elements(frozenset((s.axis,)))
                 if any(t.role is Role.SEGMENT and t in self.k.grid for t in self.k.axes):
                     trips /= math.prod(self.number(t.axis.size) for t in self.k.grid if t.role is Role.SEGMENT)
                 if (
