@@ -62,6 +62,7 @@ class Builder:
             if why is not None:
                 raise Unsupported(why)
             low.lanes = Lanes(Axis("lane", as_int(s.lanes)), self.axis, s.run)
+            low.tile = s.tile
         return low
 
     def kernel(

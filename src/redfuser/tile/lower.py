@@ -36,6 +36,7 @@ from redfuser.index.nodes import Reduce as Reduction
 from redfuser.index.nodes import Reducer
 from redfuser.tile import dots
 from redfuser.tile.identity import result_dtype
+from redfuser.tile.lanes import share
 from redfuser.tile.names import Names
 from redfuser.tile.nodes import (
     Combine,
@@ -113,6 +114,7 @@ class Lowering:
         self.ends: dict[Axis, tuple[Axis, Axis]] = {}
         self.full: list[bool] = []
         self.lanes: Lanes | None = None
+        self.tile = 0  # positions of a whole tile that is dealt to lanes
 
     # -- blocks ------------------------------------------------------------------------------------------------------
     def open(self, axis: Axis, full: bool = False) -> None:
@@ -374,8 +376,7 @@ class Lowering:
     ) -> Value:
         """reducer over ``over`` of body: a dot where the body is a product of two operands. ``add`` is added to it."""
         if reducer is Reducer.SUM:
-            counted = (a for a in over if (a in self.inner or a in self.ends) and not self._dealt(a))
-            same = tuple(a for a in counted if a not in self.span(body))
+            same = tuple(a for a in over if a not in self.span(body) and (a in self.inner or a in self.ends))
             if same:
                 body, over = self._times(body, same, dtype), tuple(a for a in over if a not in same)
                 if not over:
@@ -398,15 +399,22 @@ class Lowering:
         return v
 
     def _dealt(self, axis: Axis) -> bool:
-        """True for an axis whose tiles are reduced within lanes: how many positions a lane has differs."""
+        """True for an axis whose tiles are reduced within lanes."""
         return self.lanes is not None and axis is self.lanes.of
 
     def _times(self, body: Expr, axes: tuple[Axis, ...], dtype: DType) -> Expr:
         """The sum of equal terms along axes: one of them times the number of positions in the tile."""
         count = as_int(1)
         for a in axes:
-            count = count * (as_int(a.size) if a not in self.ends else as_int(self.ends[a][1]) - self.ends[a][0] + 1)
-        number = position(count)
+            if not self._dealt(a):
+                here = as_int(a.size) if a not in self.ends else as_int(self.ends[a][1]) - self.ends[a][0] + 1
+                count = count * here
+        number: Expr = position(count)
+        if self.lanes is not None and self.lanes.of in axes:
+            first, last = self.ends[self.lanes.of]
+            whole = self.full[self.loops.index(self.lanes.of)]
+            each = share(self.lanes, as_int(self.tile) if whole else as_int(last) - first + 1)
+            number = each if count.value == 1 else Apply(Fn.MUL, (number, each), DType.INT64)
         if body is const(1, DType.INT64) and dtype is DType.INT64:
             return number
         wide = body if dtype_of(body) is dtype else Cast(body, dtype)

@@ -104,7 +104,9 @@ class Layout:
         for t in sorted(k.axes, key=lambda t: t.role is not Role.LANE):
             if t.axis in self.dims or t.role in (Role.BATCH, Role.ROW):
                 continue
-            if t.block == 1 or (t.block is None and as_int(t.axis.size).value == 1 and t.role is not Role.RANK):
+            if t.block == 1 or (
+                t.block is None and as_int(t.axis.size).value == 1 and t.role not in (Role.RANK, Role.LANE)
+            ):
                 continue
             if k.lanes is not None and t.axis is k.lanes.of:
                 self._dealt(t, k.lanes)
@@ -162,7 +164,7 @@ class Layout:
         exact = size is not None and size % block == 0
         part = Piece(0, lanes.run, lanes.run if exact else None)
         self.dims[t.axis] = d = Dim(self.names[t.axis], t.role, (t.axis,), (part,), self._rank(t.role) + 1)
-        beside = [self.dims[lanes.axis]] if lanes.axis in self.dims else []
+        beside = [self.dims[lanes.axis]]
         if turns > 1:
             beside.append(Dim("turn", t.role, (t.axis,), (Piece(0, turns, turns),), d.rank - 1))
         self.beside[t.axis] = tuple(beside)
