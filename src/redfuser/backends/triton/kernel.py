@@ -120,8 +120,10 @@ class KernelWriter(Places):
         else:
             piece = d.pieces[0]
             first = self.axis_id(s.axis, "_start")
-            step = str(s.tile if s.axis in self.layout.beside else piece.length)
-            self.line(f"for {first} in tl.range({start}, {stop}, {step}):")
+            dealt = s.axis in self.layout.beside
+            step = str(s.tile if dealt else piece.length)
+            ahead = f", num_stages={self.form.stages}" if dealt and s.full and self.form.stages > 1 else ""
+            self.line(f"for {first} in tl.range({start}, {stop}, {step}{ahead}):")
             head = [f"{self.index_name(d, 0)} = {first} + {self.offsets(s.axis)}"]
             for a, text in self.first_and_last(s.axis, first, step):
                 head.append(f"{a} = {text}")

@@ -135,6 +135,8 @@ class Estimate:
                 if s.out.name in self.operands:
                     self.shared += n * s.out.dtype.bytes * (self.stages if looped else 1)
                     return 0
+                if looped and any(a in self.layout.beside for a in s.out.axes):
+                    self.shared += n * s.out.dtype.bytes * (self.stages - 1)
                 return n if not looped else 2 * n
             case Declare():
                 self.live += self.elements(s.state.axes) * max(1, s.state.dtype.bytes // 4)
