@@ -38,12 +38,14 @@ from redfuser.index.nodes import Reducer
 from redfuser.index.simplify import refolded
 from redfuser.tile import dots
 from redfuser.tile.identity import result_dtype
+from redfuser.tile.lanes import share
 from redfuser.tile.names import Names
 from redfuser.tile.nodes import (
     Combine,
     Correct,
     Dot,
     Guard,
+    Lanes,
     Map,
     Operation,
     Read,
@@ -116,6 +118,8 @@ class Lowering:
         self.loops: list[Axis] = []
         self.ends: dict[Axis, tuple[Axis, Axis]] = {}
         self.full: list[bool] = []
+        self.lanes: Lanes | None = None
+        self.tile = 0  # positions of a whole tile that is dealt to lanes
 
     # -- blocks ------------------------------------------------------------------------------------------------------
     def open(self, axis: Axis, full: bool = False) -> None:
@@ -180,6 +184,10 @@ class Lowering:
         """The block for a value that spans ``axes``: that of the innermost loop over one of them."""
         return max([at_least, *(n for n, a in enumerate(self.loops, 1) if a in axes)])
 
+    def met(self, axes: frozenset[Axis]) -> frozenset[Axis]:
+        """The axes of a value made of values that span ``axes`` together."""
+        return axes if self.lanes is None else self.lanes.met(axes)
+
     # -- spans -------------------------------------------------------------------------------------------------------
     def span(self, e: Expr) -> frozenset[Axis]:
         """The axes an expression depends on, before anything is emitted."""
@@ -220,7 +228,7 @@ class Lowering:
                 return self._load(e)
             case _:
                 args = [self.place(a) for a in children(e)]
-                axes = frozenset[Axis]().union(*(a.axes for a in args))
+                axes = self.met(frozenset[Axis]().union(*(a.axes for a in args)))
                 level = max(a.level for a in args)
                 kept = [self._named(a) if _own(a, axes, level) else a for a in args]
                 return Placed(rebuild(e, tuple(a.expr for a in kept)), axes, level)
@@ -390,7 +398,7 @@ class Lowering:
                 if not over:
                     v = self.value(body, wish if add is None else None, dtype)
                     return v if add is None else self.combine(reducer, add, v, wish)
-            pair = self.operands(body, over, dtype)
+            pair = None if any(map(self._dealt, over)) else self.operands(body, over, dtype)
             if pair is not None and (cut := self._joint(body, over)) is not None:
                 for part, axes in cut:
                     add = self.reduction(part, reducer, axes, dtype, wish, add)
@@ -404,7 +412,8 @@ class Lowering:
         for i, axis in enumerate(over):
             v = self.guard(v, axis, reducer.identity(v.dtype))
             last = add is None and i + 1 == len(over)
-            out = self.new(wish if last else f"{wish}_part", dtype, v.axes - {axis})
+            apart = frozenset((self.lanes.axis,)) if self.lanes is not None and self._dealt(axis) else frozenset[Axis]()
+            out = self.new(wish if last else f"{wish}_part", dtype, (v.axes - {axis}) | apart)
             v = self.emit(Reduce(out, v.name, reducer, axis), self.level(out.axes, self.level_of[v.name]))
         if add is not None:
             v = self.combine(reducer, add, v, wish)
@@ -431,12 +440,23 @@ class Lowering:
             return out
         return None
 
+    def _dealt(self, axis: Axis) -> bool:
+        """True for an axis whose tiles are reduced within lanes."""
+        return self.lanes is not None and axis is self.lanes.of
+
     def _times(self, body: Expr, axes: tuple[Axis, ...], dtype: DType) -> Expr:
         """The sum of equal terms along axes: one of them times the number of positions in the tile."""
         count = as_int(1)
         for a in axes:
-            count = count * (as_int(a.size) if a not in self.ends else as_int(self.ends[a][1]) - self.ends[a][0] + 1)
-        number = position(count)
+            if not self._dealt(a):
+                here = as_int(a.size) if a not in self.ends else as_int(self.ends[a][1]) - self.ends[a][0] + 1
+                count = count * here
+        number: Expr = position(count)
+        if self.lanes is not None and self.lanes.of in axes:
+            first, last = self.ends[self.lanes.of]
+            whole = self.full[self.loops.index(self.lanes.of)]
+            each = share(self.lanes, as_int(self.tile) if whole else as_int(last) - first + 1)
+            number = each if count.value == 1 else Apply(Fn.MUL, (number, each), DType.INT64)
         if body is const(1, DType.INT64) and dtype is DType.INT64:
             return number
         wide = body if dtype_of(body) is dtype else Cast(body, dtype)
@@ -468,13 +488,15 @@ class Lowering:
         """v with its elements beyond the end of the axis set to fill; a plain read is 0 there already."""
         zero = not isinstance(fill.value, bool) and fill.value == 0
         inside = any(a is axis and full for a, full in zip(self.loops, self.full, strict=True))
+        inside |= self.lanes is not None and axis is self.lanes.axis
         if axis in v.axes and (inside or (zero and self._is_read(v))):
             return v
         key = ("guard", v.name, axis, fill)
-        level = self.level(v.axes | {axis}, self.level_of[v.name])
+        axes = self.met(v.axes | {axis})
+        level = self.level(axes, self.level_of[v.name])
         known = self._known(key, level)
         if known is None:
-            known = self.emit(Guard(self.new(f"{v.name}_in", v.dtype, v.axes | {axis}), v.name, axis, fill), level)
+            known = self.emit(Guard(self.new(f"{v.name}_in", v.dtype, axes), v.name, axis, fill), level)
             self.levels[level].known[key] = known
         return known
 
@@ -485,7 +507,7 @@ class Lowering:
 
     def combine(self, reducer: Reducer, left: Value, right: Value, wish: str) -> Value:
         level = max(self.level_of[left.name], self.level_of[right.name])
-        out = self.new(wish, left.dtype, left.axes | right.axes)
+        out = self.new(wish, left.dtype, self.met(left.axes | right.axes))
         return self.emit(Combine(out, reducer, left.name, right.name), level)
 
     def select(

@@ -148,6 +148,9 @@ def show_kernel(k: Kernel, namer: Namer = str) -> str:
     for label, members in (("grid", k.grid), ("tile", k.inside)):
         if members:
             lines.append(f"    {label} {', '.join(_axis(t, axes) for t in members)}")
+    if k.lanes is not None:
+        x = k.lanes
+        lines.append(f"    deal {axes.name(x.of)} to {axes.name(x.axis)}, {x.run} at a time")
     for s in k.body:
         lines += ["    " + line for line in _statement(s, axes, namer)]
     return "\n".join(lines)

@@ -13,12 +13,15 @@ from redfuser.index.ints import Axis, as_int
 from redfuser.regions.nodes import Region
 from redfuser.tile import roles
 from redfuser.tile.build import build
+from redfuser.tile.lanes import refusal
 from redfuser.tile.nodes import Program, Role, Strategy
 from redfuser.tile.strategy import Schedule, Unsupported
 
 LONGEST_WHOLE = 16384
 LONGEST_WHOLE_DOT = 512
 MOST_SEGMENTS = 1024
+LOAD = 16  # bytes that a thread loads at once
+ALIGNED = 16  # strides that are multiples of it are known to the compiler to be
 MOST = 64  # schedules that fit
 LOOKED_AT = 256  # by the model
 WIDE = 256  # columns of an accumulator that fill the registers of a program
@@ -43,9 +46,15 @@ class Shape:
         columns = [a for a, r in frame.kept.items() if r is Role.COLUMN]
         self.columns = count(columns)
         self.column = max((count([a]) for a in columns), default=1)
+        self.run = 0 if self.columns > 1 or refusal(region, derivation) else self._run(region, sizes)
         spans = list(roles.operand_spans(region, derivation))
         row_axes = {a for a, r in frame.kept.items() if r is Role.ROW}
         self.matrix = any((a & row_axes) ^ (b & row_axes) for a, b in spans) and self.rows > 1
+
+    def _run(self, region: Region, sizes: Mapping[str, int]) -> int:
+        """Neighbours that a lane takes: what one load of a thread holds, where rows are as far apart as such loads need."""
+        largest = max(region.program.inputs, key=lambda i: (len(i.axes), i.dtype.bytes))
+        return max(1, LOAD // largest.dtype.bytes) if self.length % ALIGNED == 0 else 1
 
 
 def candidates(
@@ -121,7 +130,7 @@ def _forced(
                 yield from cut[:2]
                 later += cut[2:]
             elif w is Strategy.WHOLE:
-                yield replace(s, strategy=w, tile=128)
+                yield replace(s, strategy=w, tile=128, lanes=0, run=1)
             else:
                 yield replace(s, strategy=w)
     yield from later
@@ -185,6 +194,12 @@ def _rows(shape: Shape) -> Iterator[Schedule]:
         for row, warps in ((1, 4), (1, 8), (2, 8), (1, 16), (4, 8)):
             if row <= shape.rows and length * row <= 32768:
                 yield Schedule(Strategy.SINGLE, row, length, column, warps=warps, stages=2)
+    if shape.run and shape.length > 1024:
+        for tile, warps, stages in (
+            (8192, 8, 1), (4096, 4, 3), (8192, 4, 1), (4096, 4, 1), (8192, 8, 3), (16384, 8, 1), (2048, 2, 3), (16384, 16, 1),
+        ):  # fmt: skip
+            if 32 * warps * shape.run <= tile <= length:
+                yield Schedule(Strategy.SINGLE, 1, tile, lanes=32 * warps, run=shape.run, warps=warps, stages=stages)
     for tile, warps, stages in (
         (8192, 4, 2), (4096, 4, 2), (1024, 1, 2), (8192, 8, 2), (2048, 2, 2), (4096, 8, 2), (2048, 4, 3), (16384, 32, 1),
         (8192, 16, 2), (32768, 32, 1), (1024, 4, 3), (16384, 16, 1),

@@ -11,6 +11,7 @@ from redfuser.backends.triton.tidy import tidy
 from redfuser.backends.triton.writer import Lines, unbracketed
 from redfuser.index.expr import Const, Position, Ref
 from redfuser.index.expr import walk as expression_nodes
+from redfuser.index.ints import Axis
 from redfuser.tile.nodes import (
     Assign,
     At,
@@ -119,11 +120,25 @@ class KernelWriter(Places):
         else:
             piece = d.pieces[0]
             first = self.axis_id(s.axis, "_start")
-            self.line(f"for {first} in tl.range({start}, {stop}, {piece.length}):")
-            head = [f"{self.index_name(d, 0)} = {first} + tl.arange(0, {piece.length})"]
-            for a, text in self.first_and_last(s.axis, first, str(piece.length)):
+            dealt = s.axis in self.layout.beside
+            step = str(s.tile if dealt else piece.length)
+            ahead = f", num_stages={self.form.stages}" if dealt and s.full and self.form.stages > 1 else ""
+            self.line(f"for {first} in tl.range({start}, {stop}, {step}{ahead}):")
+            head = [f"{self.index_name(d, 0)} = {first} + {self.offsets(s.axis)}"]
+            for a, text in self.first_and_last(s.axis, first, step):
                 head.append(f"{a} = {text}")
         self.blocks[-1].lines += [f"    {line}" for line in (*head, *body)]
+
+    def offsets(self, axis: Axis) -> str:
+        """The positions of an axis within a tile: lanes have runs side by side, one turn after the other."""
+        *beside, own = dims = self.layout.of(frozenset((axis,)))
+        scope = self.scope(dims, {})
+        texts, step = [scope.spread(f"tl.arange(0, {own.pieces[0].length})", (own,))], own.pieces[0].length
+        for d in beside:
+            length = int(d.pieces[0].length)
+            texts.append(f"{scope.spread(f'tl.arange(0, {length})', (d,))} * {step}")
+            step = int(step) * length
+        return " + ".join(reversed(texts))
 
     def bound(self, b: Bound, s: Scope) -> str:
         match b:

@@ -80,7 +80,8 @@ class Launcher:
     """
 
     def __init__(self, program: Program, form: Form, warps: int, stages: int, directory: Path) -> None:
-        self.program, self.form, self.warps, self.stages = program, form, warps, stages
+        self.program, self.warps, self.stages = program, warps, stages
+        self.form = replace(form, stages=stages)
         self.directory = directory
         self._forms: dict[Form, tuple[Source, Any]] = {}
         self._inputs = list(program.of(Kind.INPUT))

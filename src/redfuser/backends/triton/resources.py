@@ -110,9 +110,7 @@ class Estimate:
         tiles = 0
         for s in body:
             if isinstance(s, Loop):
-                d = self.layout.dims.get(s.axis)
-                n = self.number(s.axis.size)
-                trips = n / (1 if d is None else self.length(d))
+                trips = self.number(s.axis.size) / self.elements(frozenset((s.axis,)))
                 if any(t.role is Role.SEGMENT and t in self.k.grid for t in self.k.axes):
                     trips /= math.prod(self.number(t.axis.size) for t in self.k.grid if t.role is Role.SEGMENT)
                 if (
@@ -137,6 +135,8 @@ class Estimate:
                 if s.out.name in self.operands:
                     self.shared += n * s.out.dtype.bytes * (self.stages if looped else 1)
                     return 0
+                if looped and any(a in self.layout.beside for a in s.out.axes):
+                    self.shared += n * s.out.dtype.bytes * (self.stages - 1)
                 return n if not looped else 2 * n
             case Declare():
                 self.live += self.elements(s.state.axes) * max(1, s.state.dtype.bytes // 4)

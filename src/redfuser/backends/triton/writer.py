@@ -132,19 +132,23 @@ class Writer:
             self.wanted[name] = None
             return name, ()
         piece = d.pieces[at[d]]
-        if plain and d.whole and len(d.axes) == 1:
+        if plain and d.whole and len(d.axes) == 1 and a not in self.layout.beside:
             return f"arange({piece.start}, {piece.length})", (d,)
         name = self.index_name(d, at[d])
         if len(d.axes) > 1:
             flat, name = name, self.axis_id(a, f"_{at[d]}" if len(d.pieces) > 1 else "")
             self.wanted[flat] = None
         self.wanted[name] = None
-        return name, (d,)
+        return name, self.layout.of(frozenset((a,)))
 
     def flat(self, d: Dim, at: dict[Dim, int]) -> str:
         name = self.index_name(d, at[d])
         self.wanted[name] = None
         return name
+
+    def along(self, d: Dim) -> tuple[Dim, ...]:
+        """The dimensions of the positions of a dimension's axes."""
+        return self.layout.of(frozenset(d.axes))
 
     def inside(self, d: Dim, at: dict[Dim, int], read: bool) -> str | None:
         """The condition that positions of a dimension exist; None where all do. Rows beyond the end are only not read."""
@@ -163,7 +167,7 @@ class Writer:
 
     def mask(self, dims: Sequence[Dim], at: dict[Dim, int], read: bool = True) -> str | None:
         s = self.scope(tuple(dims), at)
-        parts = [s.spread(c, (d,)) for d in dims if (c := self.inside(d, at, read)) is not None]
+        parts = [s.spread(c, self.along(d)) for d in dims if (c := self.inside(d, at, read)) is not None]
         if len(parts) == 1 and len(dims) == 1:
             return parts[0]
         return " & ".join(p if p.startswith("(") else f"({p})" for p in parts) if parts else None
