@@ -83,13 +83,13 @@ class _Strategies(Reaches, Segments):
         tile = self.cascade(self.schedule.tile)
         for n, p in enumerate(self.derivation.passes):
             found = reaches[n]
-            self.stream(low, p, n, tile, None, None if found is None else self.reached(low, found[1]))
+            self.stream(low, p, n, tile, None, None if found is None else self.reached(low, found))
             self.read(low, p)
         self.write(low, [r for r in self.results if not self.swept(r)])
         extra = self.sweeps(low, [r for r in self.results if self.swept(r)], {self.axis})
         note = f"one program streams {self.axis.name}"
         main = self.kernel(low, "single", note, self.grid, [tile, *extra])
-        return [*(found[0] for found in reaches if found is not None), main]
+        return [*(found.kernel for found in reaches if found is not None), main]
 
     # -- multi --------------------------------------------------------------------------------------------------------
     def multi(self) -> list[Kernel]:

@@ -35,7 +35,6 @@ class Builder:
         self.tensors = self.inputs | outputs
         self.scratch: dict[tuple[str, Part], Tensor] = {}
         self.scratch_of: dict[str, dict[Part, Tensor]] = {}
-        self.reach_axes: dict[str, tuple[Axis, ...]] = {}
         self.definitions = {d.name: d for d in region.program.definitions if isinstance(d, Definition)}
         self.producers = {p.name: p for p in region.producers}
         self.epilogues = {p.name: p for p in region.epilogues}

@@ -12,7 +12,7 @@ replaced by true.
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 
 from redfuser.algebra.nodes import Accumulator, Base, Pass
@@ -35,6 +35,18 @@ class Piece:
 
 
 @dataclass(frozen=True, slots=True)
+class Reach:
+    """Bounds that data give: outside ``start`` to ``stop`` no element counts, from ``open_start`` to ``open_stop`` the
+    ``known`` conditions hold for all of them."""
+
+    start: Bound
+    stop: Bound
+    open_start: Bound
+    open_stop: Bound
+    known: Mapping[Expr, bool]
+
+
+@dataclass(frozen=True, slots=True)
 class Limits:
     """A condition on the cascade axis: lowest <= l <= highest (None: no limit), over the rows of a block."""
 
@@ -48,20 +60,12 @@ def conditions(p: Pass, axis: Axis, stages: frozenset[str]) -> list[tuple[Expr, 
 
     ``stages`` are the results that the pass may load.
     """
-    steps = [s for s in p.steps if isinstance(s, Accumulator)]
-    facts = Facts(frozenset(s.name for s in p.steps if isinstance(s, Base)), stages)
-    if any(a.reducer.has_index for a in steps):
-        return []
-    found = []
-    for c in dict.fromkeys(c for a in steps for c in walk(a.element)):
-        if isinstance(c, Apply) and c.fn is Fn.NOT:
-            continue  # as its argument
-        for truth in (False, True):
-            if alternatives(c, not truth, axis) and all(
-                _is_identity(a, fold(a.element, {c: truth}, facts)) for a in steps
-            ):
-                found.append((c, not truth))
-    return found
+    # the negation of a condition says the same
+    return _necessary(p, stages, lambda c, truth: not _negates(c) and bool(alternatives(c, truth, axis)))
+
+
+def _negates(e: Expr) -> bool:
+    return isinstance(e, Apply) and e.fn is Fn.NOT
 
 
 def alternatives(e: Expr, truth: bool, axis: Axis) -> list[tuple[Expr, bool]]:
@@ -82,24 +86,28 @@ def alternatives(e: Expr, truth: bool, axis: Axis) -> list[tuple[Expr, bool]]:
             return []
 
 
-def reaching(p: Pass, axis: Axis, stages: frozenset[str]) -> Expr | None:
-    """What data must hold for an element to count, where loads along the axis meet loads along the rows; None if nothing.
+def reaching(p: Pass, axis: Axis, stages: frozenset[str]) -> list[tuple[Expr, bool]]:
+    """The necessary conditions on data: comparisons of loads along the axis with loads along the rows.
 
-        where(segment[i] == segment[l], s, -inf)        segment[i] == segment[l]
+        where(segment[i] == segment[l], s, -inf)        segment[i] == segment[l] must be true
 
     Each load runs along the axis or along other axes, so that the condition costs little beside what it saves.
     """
+    return _necessary(p, stages, lambda c, truth: _meets(c, axis, stages))
+
+
+def _necessary(p: Pass, stages: frozenset[str], eligible: Callable[[Expr, bool], bool]) -> list[tuple[Expr, bool]]:
+    """The eligible conditions, with the truth that each must have: with the other, no element counts."""
     steps = [s for s in p.steps if isinstance(s, Accumulator)]
     facts = Facts(frozenset(s.name for s in p.steps if isinstance(s, Base)), stages)
     if any(a.reducer.has_index for a in steps):
-        return None
-    found: Expr | None = None
-    for c in dict.fromkeys(c for a in steps for c in walk(a.element) if _meets(c, axis, stages)):
-        for truth in (False, True):
-            if all(_is_identity(a, fold(a.element, {c: truth}, facts)) for a in steps):
-                needed = c if not truth else Apply(Fn.NOT, (c,), DType.BOOL)
-                found = needed if found is None else Apply(Fn.AND, (found, needed), DType.BOOL)
-    return found
+        return []
+    return [
+        (c, not truth)
+        for c in dict.fromkeys(c for a in steps for c in walk(a.element))
+        for truth in (False, True)
+        if eligible(c, not truth) and all(_is_identity(a, fold(a.element, {c: truth}, facts)) for a in steps)
+    ]
 
 
 def _meets(e: Expr, axis: Axis, stages: frozenset[str]) -> bool:
@@ -354,21 +362,23 @@ def pieces(
     axes: Mapping[Axis, TileAxis],
     within: tuple[Bound, Bound] | None,
     stages: frozenset[str],
-    reach: tuple[Bound, Bound] | None = None,
+    reach: Reach | None = None,
 ) -> list[Piece]:
-    """The loops of a pass. ``within`` are the bounds of a segment; ``stages`` are results that the pass may load;
-    ``reach``: bounds outside which data say that no element counts."""
+    """The loops of a pass. ``within`` are the bounds of a segment; ``stages`` are results that the pass may load."""
     start: list[Bound] = [At(ZERO)]
     stop: list[Bound] = [At(as_int(axis.size))]
-    if reach is not None:
-        start.append(reach[0])
-        stop.append(reach[1])
-    if within is not None:
-        start.append(within[0])
-        stop.append(within[1])
     inner_start: list[Bound] = []
     inner_stop: list[Bound] = []
     known: dict[Expr, bool] = {}
+    if reach is not None:
+        start.append(reach.start)
+        stop.append(reach.stop)
+        inner_start.append(reach.open_start)
+        inner_stop.append(reach.open_stop)
+        known |= reach.known
+    if within is not None:
+        start.append(within[0])
+        stop.append(within[1])
     for c, truth in conditions(p, axis, stages):
         low, high, all_low, all_high, solved = _ends(c, truth, axis, axes)
         start += low

@@ -2,63 +2,117 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from dataclasses import dataclass
+
 from redfuser.algebra.nodes import Pass
-from redfuser.index.expr import Apply, DType, Fn, Load, Part, const, position
-from redfuser.index.ints import ZERO, as_int
+from redfuser.index.expr import Apply, Cast, DType, Expr, Fn, Load, Part, const, position, ref
+from redfuser.index.ints import ZERO, Axis, as_int
 from redfuser.index.nodes import Reducer
-from redfuser.tile import masks
+from redfuser.tile import masks, roles
 from redfuser.tile.builder import Builder
 from redfuser.tile.lower import Lowering
-from redfuser.tile.nodes import Assign, At, Bound, Declare, Highest, Kernel, Kind, Loop, Lowest, Store, Tensor
+from redfuser.tile.nodes import (
+    Assign,
+    At,
+    Declare,
+    Highest,
+    Kernel,
+    Kind,
+    Loop,
+    Lowest,
+    Role,
+    Store,
+    Tensor,
+    Value,
+)
+
+ROWS, TILE = 16, 256  # a tile of the search: it only compares
+AT = DType.INT32
+
+
+@dataclass(frozen=True, slots=True)
+class Found:
+    """The search, and what it ``kept`` for each row, along ``axes``: the first position that counts, the one behind the
+    last, and the latter once more where all between them count, else the former."""
+
+    kernel: Kernel
+    axes: tuple[Axis, ...]
+    kept: tuple[Tensor, ...]
+    known: tuple[tuple[Expr, bool], ...]
 
 
 class Reaches(Builder):
-    def reach(self, p: Pass, number: int) -> tuple[Kernel, tuple[Tensor, Tensor]] | None:
-        """A kernel that finds for every row the first position that counts and the one behind the last, where data say."""
-        holds = masks.reaching(p, self.axis, frozenset(self.stages))
-        if holds is None:
+    def reach(self, p: Pass, number: int) -> Found | None:
+        """The search for the positions that count in each row, where data say so."""
+        known = masks.reaching(p, self.axis, frozenset(self.stages))
+        if not known:
             return None
+        holds = _all(known)
         low = self.lowering(())
         span = low.span(holds) - {self.axis}
-        grid = [t for t in self.grid if t.axis in span]
+        grid = [t if t.role is not Role.ROW else roles.tile_axis(t.axis, t.role, ROWS) for t in self.grid]
+        grid = [t for t in grid if t.axis in span]
         axes = tuple(t.axis for t in grid)
         if frozenset(axes) != span:
             return None
-        tile = self.cascade(self.schedule.tile)
-        length = position(as_int(self.axis.size))
-        found = []
-        for word, reducer, start in (("first", Reducer.MIN, length), ("end", Reducer.MAX, const(0, DType.INT64))):
-            v = low.declare(low.new(f"{self.axis.name}_{word}", DType.INT64, span))
-            low.add(Declare(v, self.first(low, start, "none"), word))
-            found.append((v, reducer, start))
+        zero, one = const(0, AT), const(1, AT)
+        at = position(as_int(self.axis))
+        searched = [
+            self.searched(low, "first", Reducer.MIN, Cast(position(as_int(self.axis.size)), AT), span),
+            self.searched(low, "end", Reducer.MAX, zero, span),
+            self.searched(low, "count", Reducer.SUM, zero, span),
+        ]
+        first, end, count = (v for v, _, _ in searched)
+        here = Cast(at, AT)
+        elements: tuple[Expr, ...] = (here, Apply(Fn.ADD, (here, one), AT), one)
         low.open(self.axis)
-        low.moving([v for v, _, _ in found], 1)
+        low.moving([first, end, count], 1)
         news = []
-        for v, reducer, start in found:
-            at = position(as_int(self.axis) + (1 if reducer is Reducer.MAX else 0))
-            element = Apply(Fn.WHERE, (holds, at, start), DType.INT64)
-            part = low.reduction(element, reducer, (self.axis,), DType.INT64, f"{v.name}_tile")
+        for (v, reducer, start), element in zip(searched, elements, strict=True):
+            counted = Apply(Fn.WHERE, (holds, element, start), AT)
+            part = low.reduction(counted, reducer, (self.axis,), AT, f"{v.name}_tile")
             news.append((v.name, low.combine(reducer, v, part, f"{v.name}_new")))
         for name, new in news:
             low.add(Assign(name, new.name))
         body = low.close()
-        low.moving([v for v, _, _ in found], 0)
-        low.add(Loop(self.axis, self.schedule.tile, At(ZERO), At(as_int(self.axis.size)), body, ""))
-        kept = []
-        for v, _, _ in found:
-            name = f"{v.name}_{number + 1}"
-            t = Tensor(name, Kind.SCRATCH, tuple(a.size for a in axes), DType.INT64)
-            self.tensors[name] = self.scratch[name, Part.VALUE] = t
-            self.reach_axes[name] = axes
-            low.add(Store(name, tuple(as_int(a) for a in axes), v.name, axes))
-            kept.append(t)
+        low.moving([first, end, count], 0)
+        low.add(Loop(self.axis, TILE, At(ZERO), At(as_int(self.axis.size)), body, ""))
+        a, b, n = (ref(v.name, AT) for v in (first, end, count))
+        gapless = Apply(Fn.EQ, (Apply(Fn.SUB, (b, a), AT), n), DType.BOOL)
+        open_end = low.value(Apply(Fn.WHERE, (gapless, b, a), AT), f"{self.axis.name}_open_end")
+        kept = tuple(self.kept(low, v, axes, number) for v in (first, end, open_end))
         note = f"where {self.axis.name} counts, by data"
-        return self.kernel(low, f"reach{number + 1}", note, grid, [tile], ()), (kept[0], kept[1])
+        kernel = self.kernel(low, f"reach{number + 1}", note, grid, [self.cascade(TILE)], ())
+        return Found(kernel, axes, kept, tuple(known))
 
-    def reached(self, low: Lowering, found: tuple[Tensor, Tensor]) -> tuple[Bound, Bound]:
-        """Bounds of a loop from what the kernel before has found."""
-        first, end = (
-            low.value(Load(t.name, tuple(as_int(a) for a in self.reach_axes[t.name]), DType.INT64, Part.VALUE))
-            for t in found
+    def searched(
+        self, low: Lowering, word: str, reducer: Reducer, start: Expr, span: frozenset[Axis]
+    ) -> tuple[Value, Reducer, Expr]:
+        v = low.declare(low.new(f"{self.axis.name}_{word}", AT, span))
+        low.add(Declare(v, self.first(low, start, "none"), word))
+        return v, reducer, start
+
+    def kept(self, low: Lowering, v: Value, axes: tuple[Axis, ...], number: int) -> Tensor:
+        name = f"{v.name}_{number + 1}"
+        t = Tensor(name, Kind.SCRATCH, tuple(a.size for a in axes), AT)
+        self.tensors[name] = self.scratch[name, Part.VALUE] = t
+        low.add(Store(name, tuple(as_int(a) for a in axes), v.name, axes))
+        return t
+
+    def reached(self, low: Lowering, found: Found) -> masks.Reach:
+        """Bounds of a loop from what the search has found."""
+        first, end, open_end = (
+            low.value(Load(t.name, tuple(as_int(a) for a in found.axes), AT, Part.VALUE)).name for t in found.kept
         )
-        return Lowest(first.name), Highest(end.name)
+        return masks.Reach(Lowest(first), Highest(end), Highest(first), Lowest(open_end), dict(found.known))
+
+
+def _all(known: Sequence[tuple[Expr, bool]]) -> Expr:
+    """All conditions together."""
+    out: Expr | None = None
+    for c, truth in known:
+        needed = c if truth else Apply(Fn.NOT, (c,), DType.BOOL)
+        out = needed if out is None else Apply(Fn.AND, (out, needed), DType.BOOL)
+    assert out is not None
+    return out

@@ -21,7 +21,7 @@ class Streams(Joins):
         number: int,
         tile: TileAxis,
         within: tuple[Bound, Bound] | None,
-        reach: tuple[Bound, Bound] | None = None,
+        reach: masks.Reach | None = None,
     ) -> None:
         """The loops of a pass: its steps for every tile. Behind them lanes are joined."""
         states = self.declare(low, p)

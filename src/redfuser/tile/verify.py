@@ -163,7 +163,7 @@ def _loop(s: Loop, k: Kernel, scope: _Scope, tensors: Mapping[str, Tensor]) -> I
                 yield f"a bound of the loop over {s.axis.name} depends on {_names(loose)}"
         for name in bound_values(b):
             v = scope.values.get(name)
-            if v is None or v.dtype is not DType.INT64:
+            if v is None or v.dtype not in (DType.INT32, DType.INT64):
                 yield f"a bound of the loop over {s.axis.name} reads {name}, which is no integer computed before it"
     yield from _block(s.body, k, scope.inner(s.axis, frozenset((t.first, t.last))), tensors)
 

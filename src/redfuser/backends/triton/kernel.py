@@ -39,6 +39,8 @@ from redfuser.tile.nodes import (
     Up,
 )
 
+NAMED = 32  # characters of a loop's bound from which on it has a name
+
 
 class KernelWriter(Places):
     """Writes a kernel, statement by statement."""
@@ -103,8 +105,7 @@ class KernelWriter(Places):
 
     # -- loops -------------------------------------------------------------------------------------------------------
     def loop(self, s: Loop) -> None:
-        scope = self.scope((), {})
-        start, stop = self.bound(s.start, scope), self.bound(s.stop, scope)
+        start, stop = self.end(s.axis, s.start, "from"), self.end(s.axis, s.stop, "to")
         d = self.layout.dims.get(s.axis)
         self.blocks.append(Lines())
         before, self.full[s.axis] = self.full.get(s.axis, False), s.full or (d is None)
@@ -140,7 +141,18 @@ class KernelWriter(Places):
             step = int(step) * length
         return " + ".join(reversed(texts))
 
+    def end(self, axis: Axis, b: Bound, word: str) -> str:
+        """A bound of a loop; a long one has a name, by which later loops know it."""
+        text = self.bound(b, self.scope((), {}))
+        if len(text) > NAMED and len(self.blocks) == 1:
+            name = self.named[b] = self.names.new(f"{self.layout.names[axis]}_{word}")
+            self.line(f"{name} = {text}")
+            return name
+        return text
+
     def bound(self, b: Bound, s: Scope) -> str:
+        if b in self.named:
+            return self.named[b]
         match b:
             case At():
                 text = show_int(b.index, s)

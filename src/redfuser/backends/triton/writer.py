@@ -14,6 +14,7 @@ from redfuser.index.expr import walk as expression_nodes
 from redfuser.index.ints import Axis, Size
 from redfuser.tile.names import Names
 from redfuser.tile.nodes import (
+    Bound,
     Dot,
     Guard,
     Kernel,
@@ -51,6 +52,7 @@ class Writer:
         self.blocks = [Lines()]
         self.full: dict[Axis, bool] = {}
         self.bulk: dict[str, tuple[str, int]] = {}
+        self.named: dict[Bound, str] = {}  # bounds of loops that have a name
         self.coarse: set[str] = set()
         self.raw = {
             n
