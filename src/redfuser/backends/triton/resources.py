@@ -108,8 +108,10 @@ class Estimate:
 
     def block(self, body: tuple[Statement, ...], times: float, looped: bool) -> None:
         tiles = 0
+        held, shared, live = self.live, self.shared, self.live  # loops follow each other in the same room
         for s in body:
             if isinstance(s, Loop):
+                outside = self.shared, self.live
                 trips = self.number(s.axis.size) / self.elements(frozenset((s.axis,)))
                 if any(t.role is Role.SEGMENT and t in self.k.grid for t in self.k.axes):
                     trips /= math.prod(self.number(t.axis.size) for t in self.k.grid if t.role is Role.SEGMENT)
@@ -122,9 +124,12 @@ class Estimate:
                 elif "mask cuts" in s.note or ("without a mask" in s.note):
                     trips *= 0.5
                 self.block(s.body, times * max(trips, 0.0), True)
+                shared, live = max(shared, self.shared), max(live, self.live)
+                self.shared, self.live = outside
                 continue
             tiles = max(tiles, self.statement(s, times, looped))
-        self.live += tiles if looped or not self.live else 0
+        self.shared, self.live = max(shared, self.shared), max(live, self.live)
+        self.live += tiles if looped or self.live == held == 0 else 0
 
     def statement(self, s: Statement, times: float, looped: bool) -> int:
         """Adds what a statement needs; the registers of what it makes."""
