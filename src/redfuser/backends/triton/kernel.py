@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 
 from redfuser.backends.triton.expr import TL, Scope, show, show_const, show_int
 from redfuser.backends.triton.places import Places
@@ -125,21 +125,25 @@ class KernelWriter(Places):
             step = str(s.tile if dealt else piece.length)
             ahead = f", num_stages={self.form.stages}" if dealt and s.full and self.form.stages > 1 else ""
             self.line(f"for {first} in tl.range({start}, {stop}, {step}{ahead}):")
-            head = [f"{self.index_name(d, 0)} = {first} + {self.offsets(s.axis)}"]
+            head = list(self.positions(s.axis, first))
             for a, text in self.first_and_last(s.axis, first, step):
                 head.append(f"{a} = {text}")
         self.blocks[-1].lines += [f"    {line}" for line in (*head, *body)]
 
-    def offsets(self, axis: Axis) -> str:
-        """The positions of an axis within a tile: lanes have runs side by side, one turn after the other."""
-        *beside, own = dims = self.layout.of(frozenset((axis,)))
+    def positions(self, axis: Axis, first: str) -> Iterator[str]:
+        """The index vectors of a tile that begins at ``first``, one for each piece."""
+        d, lanes = self.layout.dims[axis], self.k.lanes
+        dims = self.layout.of(frozenset((axis,)))
         scope = self.scope(dims, {})
-        texts, step = [scope.spread(f"tl.arange(0, {own.pieces[0].length})", (own,))], own.pieces[0].length
-        for d in beside:
-            length = int(d.pieces[0].length)
-            texts.append(f"{scope.spread(f'tl.arange(0, {length})', (d,))} * {step}")
-            step = int(step) * length
-        return " + ".join(reversed(texts))
+        for n, piece in enumerate(d.pieces):
+            own = scope.spread(f"tl.arange(0, {piece.length})", (d,))
+            if lanes is not None and axis in self.layout.beside:
+                (lane,) = self.layout.beside[axis]
+                count = lane.pieces[0].length
+                mine = scope.spread(f"tl.arange(0, {count})", (lane,))
+                start = f"{piece.start} + " if piece.start else ""
+                own = f"{mine} + {own} * {count}" if lanes.run == 1 else f"{start}{mine} * {lanes.run} + {own}"
+            yield f"{self.index_name(d, n)} = {first} + {own}"
 
     def end(self, axis: Axis, b: Bound, word: str) -> str:
         """A bound of a loop; a long one has a name, by which later loops know it."""

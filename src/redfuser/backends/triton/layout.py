@@ -5,8 +5,9 @@ operand. A block's length is a power of two; an axis that is whole in a tile is 
 
     80 = 64 + 16      96 = 64 + 32      576 = 512 + 64      60 = 64, masked beyond 60
 
-An axis that is dealt to lanes has a dimension for the lane, one for the turn and one within a run. Triton gives a thread
-the elements within a run, and neighbouring lanes to neighbouring threads: what is reduced within a lane stays in a thread.
+An axis that is dealt to lanes has a dimension for the lane and one within a run, in a piece for each turn; without runs
+the other one is the turn. Triton gives a thread neighbours, and neighbouring lanes to neighbouring threads: what is
+reduced within a lane stays in a thread. (Of three dimensions it takes the second in an order that versions differ in.)
 """
 
 from __future__ import annotations
@@ -24,6 +25,7 @@ from redfuser.tile.uses import every
 
 RESERVED = ("tl", "triton", "torch", "range", "float", "pid", *keyword.kwlist, *functions.NAMES)
 SMALLEST = 16  # the shortest side of a dot
+MOST_TURNS = 16  # pieces of a tile that is dealt to lanes
 LONGEST_WHOLE = 2**17  # elements of an axis that is whole in a tile
 
 
@@ -159,15 +161,17 @@ class Layout:
     def _dealt(self, t: TileAxis, lanes: Lanes) -> None:
         count, size, block = as_int(lanes.axis.size).value, as_int(t.axis.size).value, t.block or 0
         turns = block // (lanes.run * (count or 1))
-        if count is None or turns < 1 or any(power(n) != n for n in (count, lanes.run, block)):
+        if (
+            count is None
+            or not 1 <= turns <= (LONGEST_WHOLE if lanes.run == 1 else MOST_TURNS)
+            or any(power(n) != n for n in (count, lanes.run, block))
+        ):
             raise Unsupported(f"tiles of {block} positions of {t.axis.name} are not dealt evenly to lanes")
         exact = size is not None and size % block == 0
-        part = Piece(0, lanes.run, lanes.run if exact else None)
-        self.dims[t.axis] = d = Dim(self.names[t.axis], t.role, (t.axis,), (part,), self._rank(t.role) + 1)
-        beside = [self.dims[lanes.axis]]
-        if turns > 1:
-            beside.append(Dim("turn", t.role, (t.axis,), (Piece(0, turns, turns),), d.rank - 1))
-        self.beside[t.axis] = tuple(beside)
+        length, times = (turns, 1) if lanes.run == 1 else (lanes.run, turns)
+        made = tuple(Piece(n * count * lanes.run, length, length if exact else None) for n in range(times))
+        self.dims[t.axis] = Dim(self.names[t.axis], t.role, (t.axis,), made, self._rank(t.role))
+        self.beside[t.axis] = (self.dims[lanes.axis],)
 
     def _rank(self, role: Role) -> int:
         order = (Role.ROW, Role.SEGMENT, Role.LANE, Role.CASCADE, Role.INNER, Role.COLUMN, Role.RANK)
