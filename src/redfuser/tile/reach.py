@@ -19,6 +19,7 @@ from redfuser.tile.nodes import (
     Highest,
     Kernel,
     Kind,
+    Lanes,
     Loop,
     Lowest,
     Role,
@@ -27,7 +28,8 @@ from redfuser.tile.nodes import (
     Value,
 )
 
-ROWS, TILE = 16, 256  # a tile of the search: it only compares
+ROWS, LANES, RUN = 16, 32, 8  # a tile of the search: it only compares
+TILE = LANES * RUN
 AT = DType.INT32
 
 
@@ -50,7 +52,8 @@ class Reaches(Builder):
             return None
         holds = _all(known)
         low = self.lowering(())
-        span = low.span(holds) - {self.axis}
+        low.lanes, low.tile = Lanes(Axis("lane", as_int(LANES)), self.axis, RUN), TILE
+        span = low.span(holds) - {self.axis, low.lanes.axis}
         grid = [t if t.role is not Role.ROW else roles.tile_axis(t.axis, t.role, ROWS) for t in self.grid]
         grid = [t for t in grid if t.axis in span]
         axes = tuple(t.axis for t in grid)
@@ -58,16 +61,16 @@ class Reaches(Builder):
             return None
         zero, one = const(0, AT), const(1, AT)
         at = position(as_int(self.axis))
+        kept_apart = span | {low.lanes.axis}
         searched = [
-            self.searched(low, "first", Reducer.MIN, Cast(position(as_int(self.axis.size)), AT), span),
-            self.searched(low, "end", Reducer.MAX, zero, span),
-            self.searched(low, "count", Reducer.SUM, zero, span),
+            self.searched(low, "first", Reducer.MIN, Cast(position(as_int(self.axis.size)), AT), kept_apart),
+            self.searched(low, "end", Reducer.MAX, zero, kept_apart),
+            self.searched(low, "count", Reducer.SUM, zero, kept_apart),
         ]
-        first, end, count = (v for v, _, _ in searched)
         here = Cast(at, AT)
         elements: tuple[Expr, ...] = (here, Apply(Fn.ADD, (here, one), AT), one)
         low.open(self.axis)
-        low.moving([first, end, count], 1)
+        low.moving([v for v, _, _ in searched], 1)
         news = []
         for (v, reducer, start), element in zip(searched, elements, strict=True):
             counted = Apply(Fn.WHERE, (holds, element, start), AT)
@@ -76,8 +79,12 @@ class Reaches(Builder):
         for name, new in news:
             low.add(Assign(name, new.name))
         body = low.close()
-        low.moving([first, end, count], 0)
+        low.moving([v for v, _, _ in searched], 0)
         low.add(Loop(self.axis, TILE, At(ZERO), At(as_int(self.axis.size)), body, ""))
+        first, end, count = (
+            low.reduction(ref(v.name, AT), reducer, (low.lanes.axis,), AT, f"{self.axis.name}_{word}")
+            for (v, reducer, _), word in zip(searched, ("first", "end", "count"), strict=True)
+        )
         a, b, n = (ref(v.name, AT) for v in (first, end, count))
         gapless = Apply(Fn.EQ, (Apply(Fn.SUB, (b, a), AT), n), DType.BOOL)
         open_end = low.value(Apply(Fn.WHERE, (gapless, b, a), AT), f"{self.axis.name}_open_end")
@@ -89,7 +96,7 @@ class Reaches(Builder):
     def searched(
         self, low: Lowering, word: str, reducer: Reducer, start: Expr, span: frozenset[Axis]
     ) -> tuple[Value, Reducer, Expr]:
-        v = low.declare(low.new(f"{self.axis.name}_{word}", AT, span))
+        v = low.declare(low.new(f"{self.axis.name}_{word}_lanes", AT, span))
         low.add(Declare(v, self.first(low, start, "none"), word))
         return v, reducer, start
 
