@@ -114,9 +114,15 @@ def _forced(
             wanted = [strategy]
         else:
             longest = LONGEST_WHOLE_DOT if shape.matrix else LONGEST_WHOLE
-            if shape.length <= longest and not tile and segments < 2:
+            one_tile = not shape.matrix and s.tile >= shape.length
+            if (
+                shape.length <= longest
+                and not tile
+                and segments < 2
+                and (one_tile or shape.matrix or shape.columns > 1)
+            ):
                 wanted.append(Strategy.WHOLE)
-            if segments < 2 and not (shape.length <= 256 and not shape.matrix):
+            if segments < 2 and not (wanted and one_tile):
                 wanted.append(Strategy.SINGLE)
             if tiles > 1 and (segments > 1 or programs < 2 * machine.processors):
                 wanted.append(Strategy.MULTI)
@@ -191,11 +197,12 @@ def _rows(shape: Shape) -> Iterator[Schedule]:
             row = max(1, min(elements // length, power(shape.rows)))
             yield Schedule(Strategy.SINGLE, row, max(16, min(length, room)), column, warps=warps, stages=2)
     elif length <= min(room, LONGEST_WHOLE):
-        for row, warps in ((1, 4), (1, 8), (2, 8), (1, 16), (4, 8)):
+        for row, warps in ((1, 8), (1, 4), (2, 8), (1, 16), (4, 8)):
             if row <= shape.rows and length * row <= 32768:
                 yield Schedule(Strategy.SINGLE, row, length, column, warps=warps, stages=2)
     if shape.run and shape.length > 1024:
-        for tile, warps, stages in (
+        short = (4096, 4, 1), (2048, 2, 1), (4096, 2, 1)
+        for tile, warps, stages in short if length <= LONGEST_WHOLE else (
             (8192, 8, 1), (4096, 4, 3), (8192, 4, 1), (4096, 4, 1), (8192, 8, 3), (16384, 8, 1), (2048, 2, 3), (16384, 16, 1),
         ):  # fmt: skip
             if 32 * warps * shape.run <= tile <= length:

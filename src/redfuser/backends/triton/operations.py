@@ -32,9 +32,12 @@ class Operations(Memory):
         if s.arg in self.coarse:
             self.coarse.add(s.out.name)
         d = self.layout.dims.get(s.axis)
-        for at in self.everywhere(dims):
+        ends = [None if d is None else self.inside(d, at, False) for at in self.everywhere(dims)]
+        if own == dims and not any(ends) and s.arg not in self.states:
+            self.same[s.out.name] = self.same.get(s.arg, s.arg)
+            return
+        for at, condition in zip(self.everywhere(dims), ends, strict=True):
             scope = self.scope(dims, at)
-            condition = None if d is None else self.inside(d, at, False)
             text = self.get(s.arg, dims, at)
             if condition is not None:
                 filled = (

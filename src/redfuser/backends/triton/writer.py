@@ -15,6 +15,7 @@ from redfuser.index.ints import Axis, Size
 from redfuser.tile.names import Names
 from redfuser.tile.nodes import (
     Bound,
+    Declare,
     Dot,
     Guard,
     Kernel,
@@ -53,6 +54,8 @@ class Writer:
         self.full: dict[Axis, bool] = {}
         self.bulk: dict[str, tuple[str, int]] = {}
         self.named: dict[Bound, str] = {}  # bounds of loops that have a name
+        self.states = {s.state.name for s in every(k.body) if isinstance(s, Declare)}
+        self.same: dict[str, str] = {}  # values that are another one, as a guard that guards nothing
         self.coarse: set[str] = set()
         self.raw = {
             n
@@ -116,6 +119,7 @@ class Writer:
         return self.form.coarse and bool(names) and all(n in self.coarse for n in names)
 
     def variable(self, name: str, dims: tuple[Dim, ...], at: dict[Dim, int]) -> str:
+        name = self.same.get(name, name)
         suffix = "".join(f"_{at[d]}" for d in dims if len(d.pieces) > 1)
         return self.id("value", name + suffix)
 
@@ -185,6 +189,7 @@ class Writer:
 
     def define(self, v: Value, dtype: DType | None = None) -> tuple[Dim, ...]:
         self.values[v.name] = v
+        self.same.pop(v.name, None)
         if dtype is not None and dtype is not v.dtype:
             self.dtypes[v.name] = dtype
         else:
