@@ -30,11 +30,9 @@ SCHEDULES = [
     for segments in (1, 2, 5)
 ] + [Schedule(Strategy.WHOLE, row=4, tile=128, segments=1)]
 LANES = [
-    Schedule(Strategy.SINGLE, row=4, tile=7, lanes=2, run=3),
     Schedule(Strategy.SINGLE, row=4, tile=16, lanes=4, run=2),
     Schedule(Strategy.SINGLE, row=4, tile=128, lanes=8, run=4),
     Schedule(Strategy.MULTI, row=4, tile=16, segments=5, lanes=3, run=8),
-    Schedule(Strategy.MULTI, row=4, tile=128, segments=2, lanes=128, run=1),
 ]
 
 
@@ -67,7 +65,7 @@ def in_lanes(r):
 
 
 def test_cascades_in_lanes():
-    """All but those with a dot or a list: two thirds of the catalogue."""
+    """All but those with a dot or a list: more than half of the catalogue."""
     found = {}
     for case in ALL:
         with redfuser.options(**case.options):
