@@ -173,18 +173,18 @@ def _dots(shape: Shape, machine: Machine) -> Iterator[Schedule]:
         ):  # fmt: skip
             if row in row_sizes:
                 yield Schedule(Strategy.SINGLE, row, tile, None, warps=warps, stages=stages)
-    if shape.length >= 1024 and machine.bulk and 128 in row_sizes:
-        for row, tile, warps, stages in (
-            (128, 64, 4, 2), (64, 64, 4, 3), (256, 64, 8, 3), (128, 128, 8, 2), (128, 64, 8, 3), (64, 128, 4, 2),
-        ):  # fmt: skip
-            yield Schedule(Strategy.SINGLE, row, tile, None, warps=warps, stages=stages, bulk=True)
-    for row, tile, warps, stages in (
-        (64, 64, 4, 3), (128, 64, 8, 3), (256, 64, 8, 3), (128, 64, 4, 2), (128, 128, 8, 2), (128, 64, 4, 3), (128, 32, 4, 3),
-        (64, 128, 4, 2), (64, 32, 4, 3), (64, 64, 8, 2), (128, 32, 8, 3), (64, 64, 4, 2), (64, 32, 4, 2), (16, 64, 4, 3),
+    long = shape.length >= 1024 and machine.bulk and 128 in row_sizes
+    bulk = (128, 64, 4, 2), (64, 64, 4, 3), (256, 64, 8, 3), (128, 64, 8, 3), (128, 128, 8, 2), (64, 128, 4, 2)
+    plain = (
+        (64, 64, 4, 3), (128, 64, 8, 3), (64, 32, 4, 3), (256, 64, 8, 3), (128, 64, 4, 2), (128, 128, 8, 2), (128, 64, 4, 3),
+        (128, 32, 4, 3), (64, 128, 4, 2), (64, 64, 8, 2), (128, 32, 8, 3), (64, 64, 4, 2), (64, 32, 4, 2), (16, 64, 4, 3),
         (16, 128, 4, 3), (16, 128, 8, 3), (16, 64, 2, 4), (32, 64, 4, 3), (32, 128, 4, 2), (16, 32, 4, 4), (16, 256, 8, 2),
-    ):  # fmt: skip
-        if row in row_sizes:
-            yield Schedule(Strategy.SINGLE, row, tile, None, warps=warps, stages=stages)
+    )  # fmt: skip
+    lists = [(True, bulk[:4]), (False, plain), (True, bulk[4:])] if long else [(False, plain)]
+    for copied, sizes in lists:
+        for row, tile, warps, stages in sizes:
+            if row in row_sizes:
+                yield Schedule(Strategy.SINGLE, row, tile, None, warps=warps, stages=stages, bulk=copied)
 
 
 def _rows(shape: Shape) -> Iterator[Schedule]:
