@@ -111,3 +111,26 @@ def test_nothing_runs_when_asked_what_would(launches):
     text = str(redfuser.explain(fuse(attention), *args))
     assert "softmax" in text or "sum" in text
     assert not launches
+
+
+def best_of_positive(x):
+    return torch.topk(x * (x > 0).any(-1, keepdim=True), 3, dim=-1)
+
+
+def last_of_scaled(x):
+    return (x * (x > 0).any(-1, keepdim=True)).argmin(-1)
+
+
+@pytest.mark.parametrize("strategy", ["auto", "single"])
+@pytest.mark.parametrize("dtype", [torch.float64, torch.int64], ids=str)
+@pytest.mark.parametrize("fn", [best_of_positive, last_of_scaled])
+def test_what_has_no_form_in_a_kernel_runs_unfused(fn, dtype, strategy, launches):
+    fused = fuse(fn, strategy=strategy)
+    for n in (50, 51, 200):
+        x = (rnd(6, n) * 1000).to(dtype)
+        for got, want in zip(fused(x), fn(x), strict=True):
+            assert torch.equal(got, want)
+    assert not launches
+    (cascade,) = fused.analyze(x).cascades
+    assert not cascade.fused and "cuda:90" in cascade.decision.reason
+    assert "def " not in fused.explain(x).source

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import importlib.util
 import os
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -121,17 +121,20 @@ class TritonEngine:
         c = cost(region, sizes)
         if options.strategy is Strategy.UNFUSED:
             return Decision(Strategy.UNFUSED, None, c, "the option strategy says so")
-        found = self.candidates(region, derivation, sizes, options)
-        if not found:
+        first = next(self._candidates(region, derivation, sizes, options), None)
+        if first is None:
             return Decision(Strategy.UNFUSED, None, c, f"no tile program fits {self.target}")
         why = (
             "the option strategy says so"
             if options.strategy is not Strategy.AUTO
             else "the first candidate that the model does not rule out"
         )
-        return Decision(found[0].strategy, found[0], c, why)
+        return Decision(first.strategy, first, c, why)
 
     def candidates(self, region: Region, derivation: Derivation, sizes: Sizes, options: Options) -> Sequence[Schedule]:
+        return list(self._candidates(region, derivation, sizes, options))
+
+    def _candidates(self, region: Region, derivation: Derivation, sizes: Sizes, options: Options) -> Iterator[Schedule]:
         from redfuser.backends.triton.candidates import candidates
         from redfuser.backends.triton.resources import machine
 
@@ -170,6 +173,11 @@ class TritonEngine:
         return self.launcher(program, schedule).prepare(dict(sizes))
 
     def listing(self, program: Program, schedule: Schedule, why: str, subject: Callable[[], Subject]) -> Listing | None:
+        from redfuser.backends.triton.candidates import printable
+
+        if not printable(program):
+            return None
+
         def write(listings: Sequence[Listing]) -> str:
             from redfuser.backends.triton.source import script
 
