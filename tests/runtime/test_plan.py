@@ -32,11 +32,16 @@ class Engine:
     """Schedules with the microseconds that they take; an exception in place of them is raised when it is prepared."""
 
     idle = True
+    mode = ""
 
     def __init__(self, times, identity="made up"):
-        self.times, self.identity = times, identity
+        self.times, self.name = times, identity
         self.asked, self.warmed, self.prepared, self.measured = 0, [], [], []
         self.ran = "nothing"
+
+    @property
+    def identity(self):
+        return self.name + self.mode
 
     def decide(self, region, derivation, sizes, options):
         first = next(s for s in self.times if s is not UNFUSED)
@@ -294,6 +299,18 @@ def test_a_choice_holds_for_its_machine(make, tmp_path):
     other = Engine({A: 9.0, B: 10.0}, identity="another card")
     call(make({}, other)[0])
     assert other.ran == A and other.measured and len(entries(tmp_path)) == 2
+
+
+def test_a_choice_holds_for_a_mode(make, tmp_path):
+    """A setting of PyTorch that changes takes effect in the next call; the earlier choice holds when it is back."""
+    p, engine = make({A: 12.0, B: 10.0})
+    call(p)
+    engine.mode, engine.times = "tf32", {A: 9.0, B: 10.0}
+    assert call(p) is not None and engine.ran == A and p.decide({}).schedule == A and len(entries(tmp_path)) == 2
+    measured = len(engine.measured)
+    engine.mode = ""
+    assert call(p) is not None and engine.ran == B and p.decide({}).schedule == B
+    assert len(engine.measured) == measured
 
 
 def test_a_cache_that_keeps_nothing(make, tmp_path):

@@ -10,6 +10,8 @@ from torch import nn
 from triton.runtime.interpreter import InterpretedFunction
 
 import redfuser
+from redfuser.backends.triton.launch import Launcher
+from redfuser.runtime.engines import TritonEngine
 
 CASES = {c.name: c for c in ONE_PASS + SEVERAL}
 ROUNDING = 2.0**-23
@@ -60,6 +62,23 @@ def test_lengths_change(launches):
         before = len(launches)
         assert_close(fused(q, k, v), attention(*double((q, k, v))))
         assert len(launches) > before, f"{n} keys ran unfused"
+
+
+def test_the_precision_of_dots_changes(monkeypatch):
+    """The user's setting takes effect in the next call."""
+    seen = []
+    bind = Launcher.bind
+
+    def noted(self, inputs, sizes):
+        seen.append(self.form.precision)
+        return bind(self, inputs, sizes)
+
+    monkeypatch.setattr(Launcher, "bind", noted)
+    fused, args = fuse(attention), (rnd(2, 9, 16), rnd(2, 40, 16, seed=1), rnd(2, 40, 16, seed=2))
+    for mode in ("ieee", "tf32", "ieee", "tf32"):
+        monkeypatch.setattr(TritonEngine, "mode", mode)
+        fused(*args)
+    assert seen == ["ieee", "tf32"], "each is made ready once"
 
 
 def test_gradients(launches):

@@ -59,6 +59,7 @@ class ReferenceEngine:
 
     timer: Timer = staticmethod(cpu_timer)
     identity = "reference"
+    mode = ""
     idle = True
 
     def decide(self, region: Region, derivation: Derivation, sizes: Sizes, options: Options) -> Decision:
@@ -95,7 +96,7 @@ class TritonEngine:
 
     def __init__(self, device: torch.device, target: str, directory: Path) -> None:
         self.device, self.target, self.directory = device, target, directory
-        self._launchers: dict[tuple[int, Schedule], tuple[Program, Launcher]] = {}
+        self._launchers: dict[tuple[int, Schedule, str], tuple[Program, Launcher]] = {}
 
     @property
     def timer(self) -> Timer:
@@ -110,7 +111,14 @@ class TritonEngine:
         import triton
 
         name = torch.cuda.get_device_name(self.device) if self._present else self.target
-        return f"triton {triton.__version__} torch {torch.__version__} {name}"
+        return f"triton {triton.__version__} torch {torch.__version__} {name} {self.mode}"
+
+    @property
+    def mode(self) -> str:
+        """The precision of float32 dots, as the user has set PyTorch's: ``tf32`` or ``ieee``."""
+        matmul = torch.backends.cuda.matmul
+        named = getattr(matmul, "fp32_precision", None)  # PyTorch from 2.9; it then refuses the older name at times
+        return "tf32" if (matmul.allow_tf32 if named is None else named == "tf32") else "ieee"
 
     @property
     def _present(self) -> bool:
@@ -147,10 +155,11 @@ class TritonEngine:
         from redfuser.backends.triton.launch import Launcher
         from redfuser.backends.triton.printed import Form
 
-        key = id(program), schedule
+        mode = self.mode
+        key = id(program), schedule, mode
         if key not in self._launchers:
             form = Form(
-                precision=_precision(), bulk=schedule.bulk, coarse=self.target.startswith("cuda") and not _interpreted()
+                precision=mode, bulk=schedule.bulk, coarse=self.target.startswith("cuda") and not _interpreted()
             )
             made = Launcher(program, form, schedule.warps, schedule.stages, self.directory)
             self._launchers[key] = program, made
@@ -196,8 +205,3 @@ def _interpreted() -> bool:
     import triton
 
     return bool(triton.knobs.runtime.interpret)
-
-
-def _precision() -> str:
-    """The precision of float32 dots, as the user has set PyTorch's."""
-    return "tf32" if torch.backends.cuda.matmul.allow_tf32 else "ieee"
