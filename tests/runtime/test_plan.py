@@ -286,7 +286,9 @@ def test_so_many_are_measured(make, tune, most):
     assert len(engine.warmed) == most - 1, "no more are compiled than are measured"
 
 
-@pytest.mark.parametrize("changed", [{"exact_casts": True}, {"tune": "full"}, {"strategy": "single"}], ids=str)
+@pytest.mark.parametrize(
+    "changed", [{"exact_casts": True}, {"tune": "full"}, {"strategy": "single"}, {"rest": "eager"}], ids=str
+)
 def test_a_choice_holds_for_its_options(make, tmp_path, changed):
     call(make({A: 12.0, B: 10.0, UNFUSED: 30.0})[0])
     p, engine = make({A: 9.0, B: 10.0, UNFUSED: 30.0}, **changed)

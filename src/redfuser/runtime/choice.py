@@ -37,7 +37,7 @@ class Request:
     def key(self, engine: Engine) -> str:
         o = self.options
         lengths = ",".join(f"{s.name}={bucket(self.sizes.get(s.name, s.hint))}" for s in self.region.program.sizes)
-        settings = f"{o.strategy} {o.tile} {o.segments} {o.tune} {o.exact_casts} {o.fuse_rounding}"
+        settings = f"{o.strategy} {o.tile} {o.segments} {o.tune} {o.exact_casts} {o.fuse_rounding} {o.rest}"
         program = show_program(self.region.program)
         return key_of("choice", program, self.derivation, lengths, settings, engine.identity)
 
