@@ -5,13 +5,14 @@ from types import SimpleNamespace
 import pytest
 import torch
 
+from redfuser.runtime.cache import Cache
 from redfuser.runtime.engines import TritonEngine
 
 
 @pytest.fixture
 def engine(tmp_path):
     pytest.importorskip("triton")
-    return TritonEngine(torch.device("cpu"), "cuda:90", tmp_path)
+    return TritonEngine(torch.device("cpu"), "cuda:90", Cache(tmp_path, 2**20))
 
 
 @pytest.fixture

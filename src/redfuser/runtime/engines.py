@@ -6,7 +6,6 @@ import importlib.util
 import os
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from pathlib import Path
 from typing import TYPE_CHECKING
 
 import torch
@@ -17,7 +16,7 @@ from redfuser.backends import reference
 from redfuser.backends.listing import Listing, Subject
 from redfuser.errors import BackendError
 from redfuser.regions.nodes import Region
-from redfuser.runtime.cache import default_directory
+from redfuser.runtime.cache import Cache, open_cache
 from redfuser.runtime.engine import Engine, Prepared, Sizes
 from redfuser.runtime.timers import cpu_timer, cuda_timer
 from redfuser.runtime.tune import Timer
@@ -36,7 +35,7 @@ def engine_for(device: torch.device, options: Options) -> Engine:
     if options.backend is Backend.TRITON or (options.backend is Backend.AUTO and target and _has_triton()):
         if not _has_triton():
             raise BackendError("backend='triton' needs the package triton: pip install 'triton>=3.6'")
-        return TritonEngine(device, target or "cuda:90", kernels_directory(options))
+        return TritonEngine(device, target or "cuda:90", open_cache(options))
     return ReferenceEngine()
 
 
@@ -94,8 +93,8 @@ class ReferenceEngine:
 class TritonEngine:
     """Kernels printed for a GPU. The model rules candidates out, and time decides."""
 
-    def __init__(self, device: torch.device, target: str, directory: Path) -> None:
-        self.device, self.target, self.directory = device, target, directory
+    def __init__(self, device: torch.device, target: str, cache: Cache) -> None:
+        self.device, self.target, self.cache = device, target, cache
         self._launchers: dict[tuple[int, Schedule, str], tuple[Program, Launcher]] = {}
 
     @property
@@ -161,7 +160,7 @@ class TritonEngine:
             form = Form(
                 precision=mode, bulk=schedule.bulk, coarse=self.target.startswith("cuda") and not _interpreted()
             )
-            made = Launcher(program, form, schedule.warps, schedule.stages, self.directory)
+            made = Launcher(program, form, schedule.warps, schedule.stages, self.cache.kernels, self.cache.added)
             self._launchers[key] = program, made
         return self._launchers[key][1]
 
@@ -193,11 +192,6 @@ class TritonEngine:
             return script(listings, lambda x: self.launcher(x.program, x.schedule))
 
         return Listing(program, schedule, self.target, why, subject, write)
-
-
-def kernels_directory(options: Options) -> Path:
-    """Where the sources of kernels lie: Triton reads a kernel from its file."""
-    return (Path(options.cache_dir).expanduser() if options.cache_dir else default_directory()) / "kernels"
 
 
 def _interpreted() -> bool:
