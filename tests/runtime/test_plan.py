@@ -272,9 +272,29 @@ def test_without_memory_for_examples_the_model_decides(make, tmp_path):
 
 def test_what_ran_out_of_time_is_not_remembered(make, tmp_path, monkeypatch):
     monkeypatch.setattr(choice, "LIMITS", dict.fromkeys(choice.LIMITS, (8, 0.0)))
-    p, engine = make({A: 12.0, B: 10.0})
-    assert call(p) is not None and engine.ran == A and engine.measured == [A]
+    p, engine = make({A: 12.0, B: 10.0, UNFUSED: 30.0})
+    assert call(p) is not None and engine.ran == A and engine.measured == [A, UNFUSED]
     assert not entries(tmp_path)
+
+
+def test_nothing_slower_than_the_unfused_code_runs_however_little_time_there_is(make, monkeypatch):
+    monkeypatch.setattr(choice, "LIMITS", dict.fromkeys(choice.LIMITS, (8, 0.0)))
+    p, engine = make({A: 12.0, B: 10.0, UNFUSED: 6.0})
+    assert call(p) is None and engine.measured == [A, UNFUSED]
+
+
+def test_the_unfused_code_is_compiled_before_the_time_for_measuring_begins(make):
+    """Its first call compiles it."""
+    p, engine = make({A: 12.0, B: 10.0, UNFUSED: 30.0})
+    unfused, prepared = p._replaced.unfused, []
+
+    def noted(inputs, sizes):
+        prepared.append(list(engine.prepared))
+        return unfused(inputs, sizes)
+
+    p._replaced.unfused = noted
+    call(p)
+    assert prepared[0] == [] and prepared[1] == [A], "then it is measured second"
 
 
 @pytest.mark.parametrize("tune, most", [("fast", 8), ("full", 64)])
