@@ -246,7 +246,7 @@ def test_plans_do_not_grow_without_end(monkeypatch):
         assert_close(fused(*args), attention(*double(args)))
         *_, latest = region_op._entries.values()
         assert len(latest.kernel._ready) <= 2
-    assert latest.kernel._ready.keys() <= {(35,), (36,), (33,)}
+    assert {length for _, length in latest.kernel._ready} <= {35, 36, 33}
 
 
 def test_autocast(ways):

@@ -26,7 +26,7 @@ from redfuser.report.describe import describe
 from redfuser.report.subject import bound, names, summary
 from redfuser.runtime.engines import engine_for
 from redfuser.runtime.plan import Plan
-from redfuser.settings import Options, current
+from redfuser.settings import Options, Rest, current
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,7 +41,8 @@ class Planned:
 
 def plan(lowered: Lowered, group: Group, options: Options) -> Planned | str:
     """One cascade of an index program through the stages; a sentence where a stage has no answer."""
-    cut = extract(lowered, frozenset(group.members), group.beside)
+    inductor = options.rest is Rest.INDUCTOR
+    cut = extract(lowered, frozenset(group.members), group.beside, inductor=inductor)
     if cut is None:
         return "its operations cannot be cut out of the graph without a cycle"
     return plan_cut(cut, options)

@@ -41,12 +41,12 @@ def mutants(d: Derivation):
             if isinstance(s, Accumulator):
                 if s.correction is not None:
                     for c in (*_variants(s.correction), None):
-                        yield f"correction of {s.name}", _with_step(d, i, j, replace(s, correction=c))
+                        yield f"correction of {s.name}", with_step(d, i, j, replace(s, correction=c))
                 for e in _variants(s.element):
-                    yield f"element of {s.name}", _with_step(d, i, j, replace(s, element=e))
+                    yield f"element of {s.name}", with_step(d, i, j, replace(s, element=e))
             else:
                 for v in _variants(s.value):
-                    yield f"base {s.name}", _with_step(d, i, j, replace(s, value=v))
+                    yield f"base {s.name}", with_step(d, i, j, replace(s, value=v))
         for j, r in enumerate(p.reads):
             for v in _variants(r.value):
                 reads = (*p.reads[:j], replace(r, value=v), *p.reads[j + 1 :])
@@ -56,7 +56,7 @@ def mutants(d: Derivation):
                 )
 
 
-def _with_step(d: Derivation, i: int, j: int, step) -> Derivation:
+def with_step(d: Derivation, i: int, j: int, step) -> Derivation:
     p = d.passes[i]
     steps = (*p.steps[:j], step, *p.steps[j + 1 :])
     return replace(d, passes=(*d.passes[:i], replace(p, steps=steps), *d.passes[i + 1 :]))

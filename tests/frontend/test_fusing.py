@@ -8,6 +8,8 @@ import torch.nn.functional as F
 from fusing import Fuser, assert_same, leaves
 
 from redfuser.frontend.backend import make_backend
+from redfuser.frontend.partition import Cut
+from redfuser.frontend.unfused import Unfused
 from redfuser.index.nodes import Reduce
 from redfuser.index.refusals import RefusalKind
 from redfuser.regions.find import find
@@ -31,6 +33,22 @@ def test_attention(rest: Any) -> None:
     (cut,) = fuser.cuts
     assert len(cut.inputs) == 3
     assert fuser.calls == [{}]
+
+
+@pytest.mark.parametrize("rest", ["eager", "inductor"])
+def test_the_unfused_code_is_compiled_only_where_the_rest_is(rest: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    """On a GPU; here the cut says that it runs on one."""
+    compiled = []
+
+    def compile_(self: Unfused, inputs: Any) -> Any:
+        compiled.append(self)
+        return self._module
+
+    monkeypatch.setattr(Unfused, "_compiled", compile_)
+    monkeypatch.setattr(Cut, "device", torch.device("cuda"))
+    fuser = Fuser(rest)
+    assert_same(fuser, attention, (Q, K, V), grad=False)
+    assert fuser.calls and len(compiled) == (1 if rest == "inductor" else 0)
 
 
 def test_gradient_of_a_mask() -> None:

@@ -12,6 +12,7 @@ from pathlib import Path
 
 import pytest
 
+from redfuser.backends import sources
 from redfuser.runtime import cache as module
 from redfuser.runtime.cache import Cache, bucket, default_directory, key_of, open_cache
 from redfuser.settings import Options
@@ -447,3 +448,67 @@ def test_threads_share_one_object(tmp_path):
     for t in threads:
         t.join()
     assert not wrong and cache.verify().damaged == ()
+
+
+# -- modules of kernels, which lie as they are
+
+
+def kernel(cache, n, size=1000):
+    """A module of about so many bytes; it is forgotten at once, as by a process that ends."""
+    loaded = sources.load(f'"""attention: loop {n}.\n"""\n\nN = {n}\n' + "#" * size, cache.kernels, cache.added)
+    del sys.modules[loaded.__name__]
+    assert n == loaded.N
+    return Path(loaded.__file__)
+
+
+def test_kernels_are_listed_with_what_they_are(cache):
+    path = kernel(cache, 1)
+    cache.put(A, b"x", "a choice")
+    choice, listed = sorted(cache.entries(), key=lambda e: e.size)
+    assert choice.key == A
+    assert listed.what == "kernels of attention: loop 1." and listed.size == path.stat().st_size
+    assert listed.key in path.name
+
+
+def test_kernels_are_cleared(cache):
+    path = kernel(cache, 1)
+    left = path.with_name(".half.tmp")
+    left.write_text("half")
+    mine = path.with_name("notes.txt")
+    mine.write_text("mine")
+    assert cache.clear() == 1
+    assert files(cache) == [mine]
+
+
+def test_kernels_are_verified(cache):
+    path, other = kernel(cache, 1), kernel(cache, 2)
+    path.write_text("N = 3\n")
+    (damaged,) = (found := cache.verify()).damaged
+    assert found.sound == 1 and damaged.key in path.name and damaged.removed
+    assert not path.exists() and other.exists()
+
+
+def test_a_damaged_kernel_is_written_anew(cache):
+    path = kernel(cache, 1)
+    text = path.read_text()
+    path.write_text("N = 3\n")
+    assert kernel(cache, 1) == path and path.read_text() == text
+
+
+def test_kernels_count_for_the_limit(tmp_path):
+    """Those that were not loaded for longest make room, for each other and for other entries."""
+    cache = Cache(tmp_path / "c", 10_000)
+    first, second = kernel(cache, 1, 3000), kernel(cache, 2, 3000)
+    for n, path in enumerate((first, second)):
+        os.utime(path, (1000 + n, 1000 + n))
+    kernel(cache, 1, 3000)
+    third = kernel(cache, 3, 5000)
+    assert first.exists() and not second.exists() and third.exists()
+    os.utime(first, (1000, 1000))
+    cache.put(A, b"x" * 3000)
+    assert not first.exists() and third.exists() and cache.get(A)
+
+
+def test_where_nothing_is_kept_kernels_last_as_long_as_the_process(tmp_path):
+    path = kernel(Cache(tmp_path / "c", 0), 1)
+    assert path.exists() and not (tmp_path / "c").exists()

@@ -32,11 +32,16 @@ class Engine:
     """Schedules with the microseconds that they take; an exception in place of them is raised when it is prepared."""
 
     idle = True
+    mode = ""
 
     def __init__(self, times, identity="made up"):
-        self.times, self.identity = times, identity
+        self.times, self.name = times, identity
         self.asked, self.warmed, self.prepared, self.measured = 0, [], [], []
         self.ran = "nothing"
+
+    @property
+    def identity(self):
+        return self.name + self.mode
 
     def decide(self, region, derivation, sizes, options):
         first = next(s for s in self.times if s is not UNFUSED)
@@ -267,9 +272,29 @@ def test_without_memory_for_examples_the_model_decides(make, tmp_path):
 
 def test_what_ran_out_of_time_is_not_remembered(make, tmp_path, monkeypatch):
     monkeypatch.setattr(choice, "LIMITS", dict.fromkeys(choice.LIMITS, (8, 0.0)))
-    p, engine = make({A: 12.0, B: 10.0})
-    assert call(p) is not None and engine.ran == A and engine.measured == [A]
+    p, engine = make({A: 12.0, B: 10.0, UNFUSED: 30.0})
+    assert call(p) is not None and engine.ran == A and engine.measured == [A, UNFUSED]
     assert not entries(tmp_path)
+
+
+def test_nothing_slower_than_the_unfused_code_runs_however_little_time_there_is(make, monkeypatch):
+    monkeypatch.setattr(choice, "LIMITS", dict.fromkeys(choice.LIMITS, (8, 0.0)))
+    p, engine = make({A: 12.0, B: 10.0, UNFUSED: 6.0})
+    assert call(p) is None and engine.measured == [A, UNFUSED]
+
+
+def test_the_unfused_code_is_compiled_before_the_time_for_measuring_begins(make):
+    """Its first call compiles it."""
+    p, engine = make({A: 12.0, B: 10.0, UNFUSED: 30.0})
+    unfused, prepared = p._replaced.unfused, []
+
+    def noted(inputs, sizes):
+        prepared.append(list(engine.prepared))
+        return unfused(inputs, sizes)
+
+    p._replaced.unfused = noted
+    call(p)
+    assert prepared[0] == [] and prepared[1] == [A], "then it is measured second"
 
 
 @pytest.mark.parametrize("tune, most", [("fast", 8), ("full", 64)])
@@ -281,7 +306,9 @@ def test_so_many_are_measured(make, tune, most):
     assert len(engine.warmed) == most - 1, "no more are compiled than are measured"
 
 
-@pytest.mark.parametrize("changed", [{"exact_casts": True}, {"tune": "full"}, {"strategy": "single"}], ids=str)
+@pytest.mark.parametrize(
+    "changed", [{"exact_casts": True}, {"tune": "full"}, {"strategy": "single"}, {"rest": "eager"}], ids=str
+)
 def test_a_choice_holds_for_its_options(make, tmp_path, changed):
     call(make({A: 12.0, B: 10.0, UNFUSED: 30.0})[0])
     p, engine = make({A: 9.0, B: 10.0, UNFUSED: 30.0}, **changed)
@@ -294,6 +321,18 @@ def test_a_choice_holds_for_its_machine(make, tmp_path):
     other = Engine({A: 9.0, B: 10.0}, identity="another card")
     call(make({}, other)[0])
     assert other.ran == A and other.measured and len(entries(tmp_path)) == 2
+
+
+def test_a_choice_holds_for_a_mode(make, tmp_path):
+    """A setting of PyTorch that changes takes effect in the next call; the earlier choice holds when it is back."""
+    p, engine = make({A: 12.0, B: 10.0})
+    call(p)
+    engine.mode, engine.times = "tf32", {A: 9.0, B: 10.0}
+    assert call(p) is not None and engine.ran == A and p.decide({}).schedule == A and len(entries(tmp_path)) == 2
+    measured = len(engine.measured)
+    engine.mode = ""
+    assert call(p) is not None and engine.ran == B and p.decide({}).schedule == B
+    assert len(engine.measured) == measured
 
 
 def test_a_cache_that_keeps_nothing(make, tmp_path):

@@ -184,3 +184,10 @@ def test_the_bar_goes_when_tuning_raises(monkeypatch):
         progress(0, 8, None)
         raise KeyboardInterrupt
     assert sys.stderr.getvalue().endswith("\x1b[2K"), "the line is erased"
+
+
+def test_the_time_limit_waits_for_as_many_as_are_asked_for():
+    bench = Bench({"a": 12.0, "broken": "no run", "b": 10.0, "c": 1.0}, timer_seconds=100.0)
+    outcome = bench.tune(at_least=2)
+    assert outcome.best == "b" and not outcome.in_time
+    assert bench.measured[:2] == ["a", "b"] and "c" not in bench.measured

@@ -2,24 +2,29 @@
 
 Every load is replaced by random data of its own, so what is checked is the algebra and not one memory layout. Random
 segmentations (empty segments too) are streamed and merged in a random tree; a leading dimension holds the regimes.
+
+A long axis is checked at a short length, which takes the place of the long one wherever a number says it, in the
+definition and in the derivation alike (``_shortened``).
 """
 
 from __future__ import annotations
 
 import itertools
+import math
 import zlib
 from dataclasses import dataclass, field, replace
+from fractions import Fraction
 
 import numpy as np
 
 from redfuser.algebra.evaluate import Array, Evaluator, Grid, Loop, State, reduce
-from redfuser.algebra.nodes import Accumulator, Derivation, Problem, Stage, Verdict
-from redfuser.index.expr import Const, DType, Load, Part, Ref, free_axes, loads, walk
+from redfuser.algebra.nodes import Accumulator, Derivation, Pass, Problem, Stage, Step, Verdict
+from redfuser.index.expr import Const, DType, Expr, Load, Part, Position, Ref, const, free_axes, loads, transform, walk
 from redfuser.index.ints import Axis, as_int
 from redfuser.index.nodes import Reducer
 
 LENGTH = 24
-LONG = 1024  # from here on (a program that writes a long length as a number) fewer regimes and rows are run
+LONG = 1024  # from here on a short length is checked instead; where none can be, fewer regimes and rows are run
 TOLERANCE = 1e-7
 COMMON = ("ordinary", "positive", "offset", "constant", "zero prefix", "huge scale", "ordinary again")
 PER_LOAD = ("masked prefix", "masked at random", "all masked", "zero")
@@ -44,15 +49,93 @@ def examine(d: Derivation, *, seed: int = 0, runs: int = 3, tolerance: float = T
         return _check(d, seed, runs, tolerance)
 
 
+# -- the length ------------------------------------------------------------------------------------------------------
+def _sized(d: Derivation) -> tuple[Derivation, int]:
+    """The derivation as it is checked, and the length at which: a short one, where neither side can tell."""
+    n = d.problem.axis.size.value
+    if n is None:
+        return d, LENGTH
+    bodies = [s.body for s in d.problem.stages]
+    numbers = _numbers(bodies)
+    if n > LONG and not any(_looks_at(e, d.problem.axis) for e in (*bodies, *_derived(d))):
+        derived = _numbers(_derived(d)) - numbers
+        if all(map(_small, derived)):  # none that came of n, as 2/n and 1/n**2 do
+            m = next(m for m in itertools.count(LENGTH) if (numbers | derived).isdisjoint(_written(m)))
+            return _shortened(d, n, m), m
+    return d, n if n in numbers or 1 / n in numbers else min(n, LENGTH)
+
+
+def _numbers(exprs: list[Expr]) -> set[float]:
+    """Their sizes, signs left out."""
+    return {abs(x.value) for e in exprs for x in walk(e) if isinstance(x, Const)}
+
+
+def _small(v: float) -> bool:
+    """A coefficient of an expansion or the exponent of a root: 0, 2, 3/2; or an infinity."""
+    if not math.isfinite(v):
+        return True
+    q = Fraction(v).limit_denominator(LENGTH)
+    return q == v and q.numerator < LENGTH
+
+
+def _looks_at(e: Expr, axis: Axis) -> bool:
+    """True where positions along the axis are values, which may be compared with any number."""
+    return any(isinstance(x, Position) and axis in x.index.axes() for x in walk(e))
+
+
+def _shortened(d: Derivation, n: int, m: int) -> Derivation:
+    """The derivation for length m: n, 1/n, n - 1 and 1/(n - 1) become m, 1/m, m - 1 and 1/(m - 1), on both sides.
+
+    These stand nowhere before, so what takes another number for the length, or the length for another number, differs
+    from its definition at m as it does at n.
+    """
+    instead = dict(zip(_written(n), _written(m), strict=True))
+    memo: dict[Expr, Expr] = {}
+
+    def leaf(x: Expr) -> Expr | None:
+        if isinstance(x, Const) and abs(x.value) in instead:
+            return const(math.copysign(instead[abs(x.value)], x.value), x.dtype)
+        return None
+
+    def at(e: Expr) -> Expr:
+        return transform(e, leaf, memo)
+
+    def step(s: Step) -> Step:
+        if isinstance(s, Accumulator):
+            return replace(s, element=at(s.element), correction=None if s.correction is None else at(s.correction))
+        return replace(s, value=at(s.value))
+
+    problem = Problem(d.problem.axis, tuple(replace(s, body=at(s.body)) for s in d.problem.stages))
+    passes = tuple(
+        Pass(tuple(map(step, p.steps)), tuple(replace(r, value=at(r.value)) for r in p.reads)) for p in d.passes
+    )
+    return replace(d, problem=problem, passes=passes)
+
+
+def _written(n: int) -> tuple[float, ...]:
+    """The numbers that say a length: in a mean, and in an unbiased variance."""
+    return float(n), 1 / n, float(n - 1), 1 / (n - 1)
+
+
+def _derived(d: Derivation) -> list[Expr]:
+    out: list[Expr] = []
+    for p in d.passes:
+        for s in p.steps:
+            exprs = [s.element, s.correction] if isinstance(s, Accumulator) else [s.value]
+            out += [e for e in exprs if e is not None]
+        out += [r.value for r in p.reads]
+    return out
+
+
 # -- data ------------------------------------------------------------------------------------------------------------
-def _grid(d: Derivation, rng: np.random.Generator) -> tuple[Grid, tuple[str, ...]]:
+def _grid(d: Derivation, length: int, rng: np.random.Generator) -> tuple[Grid, tuple[str, ...]]:
     p = d.problem
     names = {s.name for s in p.stages}
     own = {s.name: tuple(as_int(a) for a in s.axes) for s in p.stages if s.k is None}
     every: dict[Load, None] = {}  # a result at other indices than its own (or of a list) is data like any other
     for s in p.stages:
         every.update(dict.fromkeys(x for x in loads(s.body) if x.source not in names or own.get(x.source) != x.index))
-    for x in _derived_loads(d):
+    for x in itertools.chain(*map(loads, _derived(d))):
         if x.source not in names:
             every.setdefault(x)
     axes: dict[Axis, None] = {}
@@ -60,30 +143,16 @@ def _grid(d: Derivation, rng: np.random.Generator) -> tuple[Grid, tuple[str, ...
         axes.update(dict.fromkeys(a for a in (*s.axes, *_axes(s)) if a is not p.axis))
     for x in every:
         axes.update(dict.fromkeys(a for a in sorted(free_axes(x), key=lambda a: a.serial) if a is not p.axis))
-    length = _length(p)
     dims = {a: i + 1 for i, a in enumerate(axes)}
     coordinates = {a: _spread(a, length, 2 if len(axes) < 5 and length <= LONG else 1) for a in axes}
     masked = [x for x in every if p.axis in free_axes(x) and x.dtype.is_float][: 4 if length <= LONG else 1]
     regimes = COMMON + tuple(f"{r} {i}" for i in range(len(masked)) for r in PER_LOAD)
     if length > LONG:
         regimes = tuple(r for r in regimes if r in ("ordinary", "offset", "constant", "masked prefix 0"))
-    symbol = length
-    grid = Grid(p.axis, length, dims, coordinates, symbol, {}, _lax(d))
+    grid = Grid(p.axis, length, dims, coordinates, length, {}, _lax(d))
     for x in every:
         grid.data[x] = _data(x, grid, regimes, masked, rng)
     return grid, regimes
-
-
-def _derived_loads(d: Derivation) -> list[Load]:
-    out: list[Load] = []
-    for p in d.passes:
-        for s in p.steps:
-            exprs = [s.element, s.correction] if isinstance(s, Accumulator) else [s.value]
-            for e in exprs:
-                out += [] if e is None else list(loads(e))
-        for r in p.reads:
-            out += list(loads(r.value))
-    return out
 
 
 def _axes(s: Stage) -> list[Axis]:
@@ -92,15 +161,6 @@ def _axes(s: Stage) -> list[Axis]:
 
 def _lax(d: Derivation) -> bool:
     return any("rounding" in c for c in d.proof.conditions)
-
-
-def _length(p: Problem) -> int:
-    """A short axis, unless the program writes its length as a number."""
-    n = p.axis.size.value
-    if n is None:
-        return LENGTH
-    numbers = {x.value for s in p.stages for x in walk(s.body) if isinstance(x, Const)}
-    return n if n in numbers or 1 / n in numbers else min(n, LENGTH)
 
 
 def _spread(a: Axis, length: int, n: int) -> Array:
@@ -261,7 +321,8 @@ def _check(d: Derivation, seed: int, runs: int, tolerance: float) -> Found:
     structure = _structure(d)
     if structure is not None:
         return Found(Verdict(False, 0, float("inf"), structure), None)
-    g, regimes = _grid(d, rng)
+    d, length = _sized(d)
+    g, regimes = _grid(d, length, rng)
     if g.length > LONG:
         runs = 1
     want = _definition(d.problem, g)
@@ -287,7 +348,10 @@ def _check(d: Derivation, seed: int, runs: int, tolerance: float) -> Found:
     if blind:
         detail = f"{blind[0]}: no regime gives a finite result, so nothing was compared"
         return Found(Verdict(False, done * len(regimes), worst, detail), blind[0])
+    n = d.problem.axis.size.value
     detail = f"{len(regimes)} regimes, {done} segmentations of {g.length} elements"
+    if n is not None and n != g.length:
+        detail += f" for {n}"
     return Found(Verdict(True, done * len(regimes), worst, detail), None)
 
 

@@ -41,14 +41,15 @@ def make_backend(
     """A backend for ``torch.compile``. What goes wrong on our side is raised when ``strict``, else logged.
 
     ``choose`` looks at a lowered graph and names what to fuse: members of each cascade, what is computed beside them, and
-    a factory that makes the kernel for the cut around them, or None to leave it. ``rest`` compiles what is not fused.
+    a factory that makes the kernel for the cut around them, or None to leave it. ``rest`` compiles what is not fused,
+    and a cascade at the lengths at which its kernel leaves it.
     """
 
     def backend(gm: fx.GraphModule, example_inputs: list[Any]) -> Compiled:
         if _is_meta(example_inputs):
             return gm.forward  # shapes alone: nothing is launched
         try:
-            fused = rewrite(gm, example_inputs, choose)
+            fused = rewrite(gm, example_inputs, choose, rest)
         except Mistaken:
             return gm.forward  # a compiler might compute something where eager raises
         except Exception:
@@ -72,7 +73,9 @@ def make_backend(
     return backend
 
 
-def rewrite(gm: fx.GraphModule, example_inputs: Sequence[Any], choose: Choose) -> fx.GraphModule | None:
+def rewrite(
+    gm: fx.GraphModule, example_inputs: Sequence[Any], choose: Choose, rest: Rest = "inductor"
+) -> fx.GraphModule | None:
     """The functional graph with fused regions in it; None when nothing is fused. ``gm`` itself is not changed."""
     if any(_switches_gradients(n) for n in gm.graph.nodes):
         if _records_gradients(gm, example_inputs):
@@ -94,7 +97,7 @@ def rewrite(gm: fx.GraphModule, example_inputs: Sequence[Any], choose: Choose) -
         raise Mistaken("an operation that PyTorch refuses")
     done = 0
     for members, beside, factory in choose(lowered):
-        cut = extract(lowered, members, beside)
+        cut = extract(lowered, members, beside, inductor=rest == "inductor")
         kernel = None if cut is None else factory(cut)
         if cut is not None and kernel is not None:
             splice(graph, cut, kernel)

@@ -62,7 +62,7 @@ class Cut:
 
     ``inputs`` are tensors of the surrounding graph, ``ints`` its symbolic lengths that the sub-graph mentions.
     ``layouts`` has for each output its dimensions from the outermost in memory to the innermost, as the user's code
-    lays it out.
+    lays it out. ``inductor`` says whether it may compile the module.
     """
 
     nodes: tuple[fx.Node, ...]
@@ -73,6 +73,7 @@ class Cut:
     lowered: Lowered
     bindings: tuple[Binding, ...]
     layouts: tuple[tuple[int, ...], ...]
+    inductor: bool
 
     def sizes(self, inputs: Sequence[torch.Tensor], ints: Sequence[Any]) -> dict[str, Any]:
         """The program's symbolic sizes at a call, by name. Symbolic in, symbolic out."""
@@ -91,7 +92,7 @@ class Cut:
     def run(self) -> Unfused:
         """The sub-graph as a function of its inputs and ints, without gradients."""
         fixed = not self.ints and all(isinstance(n, int) for x in self.inputs for n in x.meta["val"].shape)
-        return Unfused(self.module, fixed and self.device.type == "cuda")
+        return Unfused(self.module, self.inductor and fixed and self.device.type == "cuda")
 
     @property
     def device(self) -> torch.device:
@@ -166,7 +167,7 @@ def _bindings(inputs: list[fx.Node], ints: list[fx.Node]) -> Iterator[Binding]:
                 yield Binding(str(symbol), argument, dim, scale, offset)
 
 
-def extract(lowered: Lowered, members: frozenset[str], beside: frozenset[str]) -> Cut | None:
+def extract(lowered: Lowered, members: frozenset[str], beside: frozenset[str], *, inductor: bool = True) -> Cut | None:
     """The smallest useful sub-graph around a cascade's members and what is computed beside them; None when no convex one
     exists.
 
@@ -178,7 +179,7 @@ def extract(lowered: Lowered, members: frozenset[str], beside: frozenset[str]) -
     interior = finder.interior()
     if interior is None:
         return None
-    return _build(lowered.graph, interior, finder.copies)
+    return _build(lowered.graph, interior, finder.copies, inductor)
 
 
 class _Finder:
@@ -286,7 +287,7 @@ def reach(seeds: Iterable[fx.Node], step: Callable[[fx.Node], Iterable[fx.Node]]
     return seen
 
 
-def _build(gm: fx.GraphModule, inside: set[fx.Node], copies: set[fx.Node]) -> Cut | None:
+def _build(gm: fx.GraphModule, inside: set[fx.Node], copies: set[fx.Node], inductor: bool) -> Cut | None:
     nodes = [n for n in gm.graph.nodes if n in inside]
     outer = [n for n in gm.graph.nodes if n not in inside and any(u in inside for u in n.users)]
     inputs, ints = [n for n in outer if is_tensor(n)], [n for n in outer if is_size(n)]
@@ -304,7 +305,7 @@ def _build(gm: fx.GraphModule, inside: set[fx.Node], copies: set[fx.Node]) -> Cu
         return None
     bindings = tuple(best[name] for name in needed)
     layouts = tuple(_layout(n.meta["val"]) for n in outputs)
-    return Cut(tuple(nodes), tuple(inputs), tuple(ints), tuple(outputs), module, lowered, bindings, layouts)
+    return Cut(tuple(nodes), tuple(inputs), tuple(ints), tuple(outputs), module, lowered, bindings, layouts, inductor)
 
 
 def _module(gm: fx.GraphModule, nodes: list[fx.Node], inputs: list[fx.Node], outputs: list[fx.Node]) -> fx.GraphModule:

@@ -1,4 +1,5 @@
-"""The code that a region replaces, as fast as PyTorch has it: compiled by Inductor where its lengths are fixed."""
+"""The code that a region replaces, as fast as PyTorch has it: on a GPU by Inductor, where its lengths are fixed and the
+option ``rest`` does not say otherwise."""
 
 from __future__ import annotations
 
@@ -15,7 +16,7 @@ log = logging.getLogger("redfuser")
 
 
 class Unfused:
-    """Calls the sub-graph. On a GPU it is compiled the first time, unless its lengths are open: those run eagerly."""
+    """Calls the sub-graph; ``compiled`` the first time that it is called."""
 
     def __init__(self, module: fx.GraphModule, compiled: bool) -> None:
         self._module = module

@@ -4,6 +4,9 @@ One file per entry, ``<directory>/entries-v1/ab/abcd….entry``: a line of text,
 
     redfuser <sha256> <what>\\n<data>
 
+Printed kernels are the exception: Triton reads one from its file, so ``<directory>/kernels/`` has them as they are,
+under names that say their content. They are entries in all else.
+
 Nothing locks. A file appears whole (written beside its place, then renamed over it), so readers never see a part of
 one, whoever dies when; two writers of one key leave the entry of either. The checksum finds what a crash of the
 machine or the disk did.
@@ -27,6 +30,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TypeAlias
 
+from redfuser.backends import sources
 from redfuser.settings import Options
 
 log = logging.getLogger("redfuser")
@@ -34,6 +38,7 @@ Json: TypeAlias = "bool | int | float | str | Sequence[Json] | Mapping[str, Json
 
 _FORMAT = 1  # of the files; another format lives in another folder, so that two versions never read each other's
 _MAGIC = b"redfuser"
+_KERNELS = "kernels"
 _KEY = re.compile(r"[0-9a-f]{64}\Z")
 _STALE = 600.0  # seconds after which the temporary file of a writer counts as abandoned
 _WHAT = 200  # characters of a description
@@ -155,6 +160,16 @@ class Cache:
             return
         self._make_room(size, path)
 
+    @property
+    def kernels(self) -> Path | None:
+        """Where the modules of kernels lie, for ``sources.load``; None where nothing is kept."""
+        return self.directory / _KERNELS if self.limit else None
+
+    def added(self, path: Path) -> None:
+        """Makes room for a file that somebody else wrote here."""
+        with contextlib.suppress(OSError):
+            self._make_room(path.stat().st_size, path)
+
     def get_json(self, key: str) -> Mapping[str, Json] | None:
         """The record that ``put_json`` kept, or None."""
         data = self.get(key)
@@ -175,18 +190,23 @@ class Cache:
         found = []
         for path, status in self._files():
             with contextlib.suppress(OSError), path.open("rb") as file:
-                line = file.readline(len(_MAGIC) + 66 + 4 * _WHAT)
-                what = line.split(b" ", 2)[2].decode(errors="replace").strip() if line.count(b" ") > 1 else ""
-                found.append(Entry(path.stem, what, status.st_size, status.st_mtime))
+                line = file.readline(len(_MAGIC) + 66 + 4 * _WHAT).decode(errors="replace").strip()
+                if path.suffix == ".py":
+                    what = "kernels of " + line.strip('"')
+                else:
+                    what = line.split(" ", 2)[2] if line.count(" ") > 1 else ""
+                found.append(Entry(_key(path), what[:_WHAT], status.st_size, status.st_mtime))
         return sorted(found, key=lambda e: (-e.used, e.key))
 
     def clear(self) -> int:
         """Removes everything, of other formats too. The number of entries removed."""
         removed = 0
-        for path in self.directory.glob("entries-v*/??/*.entry"):
-            removed += _remove(path)
-        for path in self.directory.glob("entries-v*/??/.*.tmp"):
-            _remove(path)
+        for pattern in ("entries-v*/??/*.entry", f"{_KERNELS}/*.py"):
+            for path in self.directory.glob(pattern):
+                removed += _remove(path)
+        for pattern in ("entries-v*/??/.*.tmp", f"{_KERNELS}/.*.tmp"):
+            for path in self.directory.glob(pattern):
+                _remove(path)
         with self._lock:
             self._size, self._added = None, 0
         return removed
@@ -196,14 +216,14 @@ class Cache:
         sound, damaged = 0, []
         for path, _ in self._files():
             try:
-                _data(path.stem, path.read_bytes())
+                _check(path)
                 sound += 1
             except FileNotFoundError:  # evicted meanwhile
                 continue
             except OSError as why:
-                damaged.append(Damaged(path.stem, f"cannot be read: {why.strerror}", removed=False))
+                damaged.append(Damaged(_key(path), f"cannot be read: {why.strerror}", removed=False))
             except _DamagedError as why:
-                damaged.append(Damaged(path.stem, str(why), _remove(path)))
+                damaged.append(Damaged(_key(path), str(why), _remove(path)))
         self._remove_abandoned()
         return Verified(sound, tuple(damaged))
 
@@ -213,8 +233,8 @@ class Cache:
         return self._root / key[:2] / f"{key}.entry"
 
     def _files(self) -> Iterator[tuple[Path, os.stat_result]]:
-        for path in sorted(self._root.glob("??/*.entry")):
-            if _KEY.match(path.stem):
+        for path in sorted([*self._root.glob("??/*.entry"), *self.directory.glob(f"{_KERNELS}/*.py")]):
+            if _KEY.match(path.stem) or (path.suffix == ".py" and sources.digest_in(path)):
                 with contextlib.suppress(OSError):
                     yield path, path.stat()
 
@@ -249,7 +269,7 @@ class Cache:
 
     def _remove_abandoned(self) -> None:
         """Removes the temporary files of writers that died. A writer that is only slow loses its entry, no more."""
-        for path in self._root.glob("??/.*.tmp"):
+        for path in (*self._root.glob("??/.*.tmp"), *self.directory.glob(f"{_KERNELS}/.*.tmp")):
             with contextlib.suppress(OSError):
                 if time.time() - path.stat().st_mtime > _STALE:
                     _remove(path)
@@ -304,6 +324,18 @@ def _data(key: str, raw: bytes) -> bytes:
     if _checksum(key, fields[2].decode(errors="replace"), data).encode() != fields[1]:
         raise _DamagedError("its checksum does not match its content")
     return data
+
+
+def _key(path: Path) -> str:
+    return sources.digest_in(path) or path.stem
+
+
+def _check(path: Path) -> None:
+    """Raises _DamagedError where a file is not as it was written."""
+    if path.suffix != ".py":
+        _data(path.stem, path.read_bytes())
+    elif not sources.is_sound(path):
+        raise _DamagedError("its name does not match its content")
 
 
 def _remove(path: Path) -> bool:

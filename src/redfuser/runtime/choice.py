@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import logging
 from collections.abc import Callable, Sequence
@@ -37,7 +38,7 @@ class Request:
     def key(self, engine: Engine) -> str:
         o = self.options
         lengths = ",".join(f"{s.name}={bucket(self.sizes.get(s.name, s.hint))}" for s in self.region.program.sizes)
-        settings = f"{o.strategy} {o.tile} {o.segments} {o.tune} {o.exact_casts} {o.fuse_rounding}"
+        settings = f"{o.strategy} {o.tile} {o.segments} {o.tune} {o.exact_casts} {o.fuse_rounding} {o.rest}"
         program = show_program(self.region.program)
         return key_of("choice", program, self.derivation, lengths, settings, engine.identity)
 
@@ -67,7 +68,11 @@ def measured(
     replaced: Replaced,
     program: Callable[[Schedule], Program],
 ) -> Decision | None:
-    """The fastest of the schedules and the unfused code on this machine; None where nothing could be measured."""
+    """The fastest of the schedules and the unfused code on this machine; None where nothing could be measured.
+
+    The unfused code comes second, and however little time there is it is measured: nothing slower may take its place.
+    The time limit is for measuring. Compiling comes before it, the unfused code's too, which takes as long without us.
+    """
     options, sizes = request.options, request.sizes
     at_most, seconds = LIMITS[options.tune]
     schedules = list(schedules)[: at_most - 1]
@@ -86,10 +91,16 @@ def measured(
         return _call(lambda: prepared(inputs))
 
     contenders: list[Schedule | None] = list(schedules)
-    if options.strategy is Strategy.AUTO and _affordable(request.cost, inputs):
-        contenders.append(None)
+    competes = options.strategy is Strategy.AUTO and _affordable(request.cost, inputs)
+    if competes:
+        contenders.insert(1, None)
+        with contextlib.suppress(Exception):  # measuring it will say why
+            replaced.unfused(inputs, sizes)
     with progress_bar(f"tuning {request.what}") as progress, torch.no_grad():
-        outcome = tune(contenders, build, engine.timer, at_most=at_most, seconds=seconds, progress=progress)
+        outcome = tune(
+            contenders, build, engine.timer,
+            at_most=at_most, seconds=seconds, at_least=1 + competes, progress=progress,
+        )  # fmt: skip
     if not any(r.microseconds is not None for r in outcome.rows):
         return None
     decision = _decision(request, outcome)

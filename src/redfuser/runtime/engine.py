@@ -59,7 +59,12 @@ class Engine(Protocol):
 
     @property
     def identity(self) -> str:
-        """What a measured choice holds for: the device and the versions of what compiles for it."""
+        """What a measured choice holds for: the device, the versions of what compiles for it, and the mode."""
+        ...
+
+    @property
+    def mode(self) -> str:
+        """Settings of PyTorch that a prepared program depends on and that may change from call to call."""
         ...
 
 

@@ -4,9 +4,8 @@ from __future__ import annotations
 
 import importlib.util
 import os
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from pathlib import Path
 from typing import TYPE_CHECKING
 
 import torch
@@ -17,7 +16,7 @@ from redfuser.backends import reference
 from redfuser.backends.listing import Listing, Subject
 from redfuser.errors import BackendError
 from redfuser.regions.nodes import Region
-from redfuser.runtime.cache import default_directory
+from redfuser.runtime.cache import Cache, open_cache
 from redfuser.runtime.engine import Engine, Prepared, Sizes
 from redfuser.runtime.timers import cpu_timer, cuda_timer
 from redfuser.runtime.tune import Timer
@@ -36,7 +35,7 @@ def engine_for(device: torch.device, options: Options) -> Engine:
     if options.backend is Backend.TRITON or (options.backend is Backend.AUTO and target and _has_triton()):
         if not _has_triton():
             raise BackendError("backend='triton' needs the package triton: pip install 'triton>=3.6'")
-        return TritonEngine(device, target or "cuda:90", kernels_directory(options))
+        return TritonEngine(device, target or "cuda:90", open_cache(options))
     return ReferenceEngine()
 
 
@@ -59,6 +58,7 @@ class ReferenceEngine:
 
     timer: Timer = staticmethod(cpu_timer)
     identity = "reference"
+    mode = ""
     idle = True
 
     def decide(self, region: Region, derivation: Derivation, sizes: Sizes, options: Options) -> Decision:
@@ -93,9 +93,9 @@ class ReferenceEngine:
 class TritonEngine:
     """Kernels printed for a GPU. The model rules candidates out, and time decides."""
 
-    def __init__(self, device: torch.device, target: str, directory: Path) -> None:
-        self.device, self.target, self.directory = device, target, directory
-        self._launchers: dict[tuple[int, Schedule], tuple[Program, Launcher]] = {}
+    def __init__(self, device: torch.device, target: str, cache: Cache) -> None:
+        self.device, self.target, self.cache = device, target, cache
+        self._launchers: dict[tuple[int, Schedule, str], tuple[Program, Launcher]] = {}
 
     @property
     def timer(self) -> Timer:
@@ -110,7 +110,14 @@ class TritonEngine:
         import triton
 
         name = torch.cuda.get_device_name(self.device) if self._present else self.target
-        return f"triton {triton.__version__} torch {torch.__version__} {name}"
+        return f"triton {triton.__version__} torch {torch.__version__} {name} {self.mode}"
+
+    @property
+    def mode(self) -> str:
+        """The precision of float32 dots, as the user has set PyTorch's: ``tf32`` or ``ieee``."""
+        matmul = torch.backends.cuda.matmul
+        named = getattr(matmul, "fp32_precision", None)  # PyTorch from 2.9; it then refuses the older name at times
+        return "tf32" if (matmul.allow_tf32 if named is None else named == "tf32") else "ieee"
 
     @property
     def _present(self) -> bool:
@@ -121,17 +128,20 @@ class TritonEngine:
         c = cost(region, sizes)
         if options.strategy is Strategy.UNFUSED:
             return Decision(Strategy.UNFUSED, None, c, "the option strategy says so")
-        found = self.candidates(region, derivation, sizes, options)
-        if not found:
+        first = next(self._candidates(region, derivation, sizes, options), None)
+        if first is None:
             return Decision(Strategy.UNFUSED, None, c, f"no tile program fits {self.target}")
         why = (
             "the option strategy says so"
             if options.strategy is not Strategy.AUTO
             else "the first candidate that the model does not rule out"
         )
-        return Decision(found[0].strategy, found[0], c, why)
+        return Decision(first.strategy, first, c, why)
 
     def candidates(self, region: Region, derivation: Derivation, sizes: Sizes, options: Options) -> Sequence[Schedule]:
+        return list(self._candidates(region, derivation, sizes, options))
+
+    def _candidates(self, region: Region, derivation: Derivation, sizes: Sizes, options: Options) -> Iterator[Schedule]:
         from redfuser.backends.triton.candidates import candidates
         from redfuser.backends.triton.resources import machine
 
@@ -144,12 +154,13 @@ class TritonEngine:
         from redfuser.backends.triton.launch import Launcher
         from redfuser.backends.triton.printed import Form
 
-        key = id(program), schedule
+        mode = self.mode
+        key = id(program), schedule, mode
         if key not in self._launchers:
             form = Form(
-                precision=_precision(), bulk=schedule.bulk, coarse=self.target.startswith("cuda") and not _interpreted()
+                precision=mode, bulk=schedule.bulk, coarse=self.target.startswith("cuda") and not _interpreted()
             )
-            made = Launcher(program, form, schedule.warps, schedule.stages, self.directory)
+            made = Launcher(program, form, schedule.warps, schedule.stages, self.cache.kernels, self.cache.added)
             self._launchers[key] = program, made
         return self._launchers[key][1]
 
@@ -170,6 +181,11 @@ class TritonEngine:
         return self.launcher(program, schedule).prepare(dict(sizes))
 
     def listing(self, program: Program, schedule: Schedule, why: str, subject: Callable[[], Subject]) -> Listing | None:
+        from redfuser.backends.triton.candidates import printable
+
+        if not printable(program):
+            return None
+
         def write(listings: Sequence[Listing]) -> str:
             from redfuser.backends.triton.source import script
 
@@ -178,18 +194,8 @@ class TritonEngine:
         return Listing(program, schedule, self.target, why, subject, write)
 
 
-def kernels_directory(options: Options) -> Path:
-    """Where the sources of kernels lie: Triton reads a kernel from its file."""
-    return (Path(options.cache_dir).expanduser() if options.cache_dir else default_directory()) / "kernels"
-
-
 def _interpreted() -> bool:
     """True where Triton runs kernels on the CPU, in Python."""
     import triton
 
     return bool(triton.knobs.runtime.interpret)
-
-
-def _precision() -> str:
-    """The precision of float32 dots, as the user has set PyTorch's."""
-    return "tf32" if torch.backends.cuda.matmul.allow_tf32 else "ieee"

@@ -23,6 +23,7 @@ from redfuser.tile.nodes import Program, Strategy
 from redfuser.tile.strategy import Schedule, Unsupported
 
 log = logging.getLogger("redfuser")
+Key = tuple[str | int, ...]  # the engine's mode, and a length for each symbol
 REMEMBERED = 1024  # combinations of lengths that a plan keeps ready
 
 
@@ -37,9 +38,9 @@ class Plan:
         self.options = options
         self.engine = engine
         self._replaced = replaced
-        self._ready: dict[tuple[int, ...], Prepared | None] = {}
-        self._decisions: dict[tuple[int, ...], Decision] = {}
-        self._modelled: dict[tuple[int, ...], Decision] = {}
+        self._ready: dict[Key, Prepared | None] = {}
+        self._decisions: dict[Key, Decision] = {}
+        self._modelled: dict[Key, Decision] = {}
         self._programs: dict[Schedule, Program] = {}
         self._failed = False
         self._lock = threading.Lock()
@@ -51,8 +52,9 @@ class Plan:
         """The results, or None when this call is better run unfused."""
         if self._failed:
             return None
-        key, ready = tuple([sizes[n] for n in self._names]), self._ready
         try:
+            key: Key = (self.engine.mode, *[sizes[n] for n in self._names])
+            ready = self._ready
             prepared = ready[key] if key in ready else self._prepare(key, sizes)
             return None if prepared is None else prepared(inputs)
         except Exception:
@@ -62,7 +64,7 @@ class Plan:
             self._failed = True
             return None
 
-    def _prepare(self, key: tuple[int, ...], sizes: Sizes) -> Prepared | None:
+    def _prepare(self, key: Key, sizes: Sizes) -> Prepared | None:
         """What runs at these lengths, remembered; None where that is the unfused program."""
         prepared = None
         if all(self._number(n, sizes) for n in self._lengths):
@@ -112,9 +114,9 @@ class Plan:
         c = cost(self.region, sizes)
         return Request(self.region, show_derivation(self.derivation), sizes, self.options, c)
 
-    def _bucket(self, sizes: Sizes) -> tuple[int, ...]:
+    def _bucket(self, sizes: Sizes) -> Key:
         """Lengths for which one decision is made: exact where all are fixed, else rounded up."""
-        return tuple(bucket(sizes.get(s.name, s.hint)) for s in self._sizes)
+        return (self.engine.mode, *[bucket(sizes.get(s.name, s.hint)) for s in self._sizes])
 
     @property
     def worthwhile(self) -> bool:

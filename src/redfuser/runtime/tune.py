@@ -82,6 +82,7 @@ def tune(
     *,
     at_most: int,
     seconds: float,
+    at_least: int = 1,
     progress: Progress | None = None,
     clock: Callable[[], float] = time.monotonic,
 ) -> Outcome[C]:
@@ -91,8 +92,8 @@ def tune(
     at any of these is left out, with the reason. Those within 1.5 times of the best are then measured in turns, so that
     a card that grows hot does so for all of them. The median counts; within 1 % the earlier candidate wins.
 
-    The time limit ends this between two measurements, but not before one candidate was measured: a caller without
-    any would have nothing to run.
+    The time limit ends this between two measurements, but not before ``at_least`` candidates were measured: a caller
+    without any would have nothing to run.
     """
     start = clock()
     entrants: list[_Entrant[C]] = []
@@ -101,7 +102,7 @@ def tune(
         racing = sum(e.run is not None for e in entrants)
         if racing >= at_most:
             break
-        if racing and clock() - start >= seconds:
+        if racing >= at_least and clock() - start >= seconds:
             in_time = False
             break
         if progress:

@@ -76,26 +76,31 @@ def bound_values(b: Bound) -> Iterator[str]:
             yield b.value
 
 
-def uses_of(s: Statement) -> set[str]:
-    """The names a statement reads; for a loop those of its bounds and of its body."""
+def operands(s: Statement) -> list[str]:
+    """The names a statement reads, in its own order where it has one; for a loop those of its bounds and of its body."""
     match s:
         case Read():
-            return set[str]().union(*(gathered(i) for i in s.index))
+            return sorted(set[str]().union(*(gathered(i) for i in s.index)))
         case Store():
-            return {s.value}.union(*(gathered(i) for i in s.index))
+            return [s.value, *sorted(set[str]().union(*(gathered(i) for i in s.index)))]
         case Map() | Correct():
-            return names_in(s.expr)
+            return sorted(names_in(s.expr))
         case Guard() | Reduce() | Select() | Rename():
-            return {s.arg}
+            return [s.arg]
         case Dot():
-            return {s.left, s.right, *([s.add] if s.add is not None else [])}
+            return [s.left, s.right, *([s.add] if s.add is not None else [])]
         case Combine():
-            return {s.left, s.right}
+            return [s.left, s.right]
         case SelectMerge():
-            return {s.left, s.left_index, s.right, s.right_index}
+            return [s.left, s.left_index, s.right, s.right_index]
         case Declare():
-            return {s.init} if isinstance(s.init, str) else set()
+            return [s.init] if isinstance(s.init, str) else []
         case Assign():
-            return {s.value}
+            return [s.value]
         case Loop():
-            return {*bound_values(s.start), *bound_values(s.stop)}.union(*(uses_of(x) for x in s.body))
+            return [*bound_values(s.start), *bound_values(s.stop), *(n for x in s.body for n in operands(x))]
+
+
+def uses_of(s: Statement) -> set[str]:
+    """The names a statement reads."""
+    return set(operands(s))

@@ -43,7 +43,7 @@ from redfuser.tile.nodes import (
     outputs_of,
 )
 from redfuser.tile.spans import index_axes
-from redfuser.tile.uses import bound_values, every
+from redfuser.tile.uses import bound_values, every, operands
 
 
 class InvalidTileProgram(Exception):
@@ -219,33 +219,12 @@ def _assign(s: Assign, scope: _Scope) -> Iterator[str]:
 
 
 def _operation(s: Statement, scope: _Scope) -> Iterator[str]:
-    args = [scope.values.get(n) for n in _arguments(s)]
-    if None in args:
-        missing = [n for n, v in zip(_arguments(s), args, strict=True) if v is None]
+    names = operands(s)
+    missing = [n for n in (*names, *([s.state] if isinstance(s, Correct) else [])) if n not in scope.values]
+    if missing:
         yield f"{', '.join(missing)} is used before it is computed"
         return
-    yield from _typed(s, [a for a in args if a is not None], scope)
-
-
-def _arguments(s: Statement) -> list[str]:
-    match s:
-        case Read():
-            return [g.value.name for i in s.index for g in i.gathers() if isinstance(g.value, Ref)]
-        case Map() | Correct():
-            own = [s.state] if isinstance(s, Correct) else []
-            return own + [x.name for x in walk(s.expr) if isinstance(x, Ref)]
-        case Guard() | Reduce() | Select() | Rename():
-            return [s.arg]
-        case Dot():
-            return [s.left, s.right, *([s.add] if s.add is not None else [])]
-        case Combine():
-            return [s.left, s.right]
-        case SelectMerge():
-            return [s.left, s.left_index, s.right, s.right_index]
-        case Declare():
-            return [s.init] if isinstance(s.init, str) else []
-        case _:
-            return []
+    yield from _typed(s, [scope.values[n] for n in names], scope)
 
 
 def _typed(s: Statement, args: list[Value], scope: _Scope) -> Iterator[str]:

@@ -7,7 +7,9 @@ from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import replace
 
 from redfuser.algebra.nodes import Derivation
+from redfuser.backends.triton.emit import emit
 from redfuser.backends.triton.layout import power
+from redfuser.backends.triton.printed import Form
 from redfuser.backends.triton.resources import Estimate, Machine, microseconds
 from redfuser.index.ints import Axis, as_int
 from redfuser.regions.nodes import Region
@@ -60,8 +62,9 @@ class Shape:
 def candidates(
     region: Region, derivation: Derivation, sizes: Mapping[str, int], machine: Machine, *,
     strategy: Strategy = Strategy.AUTO, tile: int = 0, segments: int = 0,
-) -> list[Schedule]:  # fmt: skip
-    """Schedules that fit the machine and that the model does not rule out, in the order of the lists below."""
+) -> Iterator[Schedule]:  # fmt: skip
+    """Schedules that can be printed, fit the machine and are not ruled out by the model, in the order of the lists
+    below. A schedule is printed only when it is asked for."""
     shape = Shape(region, derivation, sizes)
     kinds = _dots(shape, machine) if shape.matrix else _rows(shape)
     timed: list[tuple[float, int, Schedule]] = []
@@ -71,7 +74,7 @@ def candidates(
         if s in seen or len(timed) >= MOST:
             continue
         seen.add(s)
-        plain = replace(s, warps=0, stages=0, bulk=False)
+        plain = _plain(s)
         try:
             if plain not in programs:
                 programs[plain] = build(region, derivation, plain)
@@ -80,13 +83,30 @@ def candidates(
             continue
         if time is not None:
             timed.append((time, n, s))
-    if not timed:
-        return []
-    best = min(t for t, _, _ in timed)
+    best = min((t for t, _, _ in timed), default=0.0)
     # the model is coarse: it rules out; the order is that of the lists below, which were measured
     timed = [x for x in timed if x[0] <= COARSE * best]
-    timed.sort(key=lambda x: x[1])
-    return [s for _, _, s in timed]
+    can: dict[Schedule, bool] = {}
+    for _, _, s in sorted(timed, key=lambda x: x[1]):
+        plain = _plain(s)
+        if plain not in can:
+            can[plain] = printable(programs[plain])
+        if can[plain]:
+            yield s
+
+
+def printable(p: Program) -> bool:
+    """True where Triton has a form for all of it."""
+    try:
+        emit(p, Form())
+    except Unsupported:
+        return False
+    return True
+
+
+def _plain(s: Schedule) -> Schedule:
+    """What the tile program depends on."""
+    return replace(s, warps=0, stages=0, bulk=False)
 
 
 def _time(p: Program, s: Schedule, sizes: Mapping[str, int], machine: Machine) -> float | None:

@@ -6,14 +6,7 @@ allocates its outputs and launches.
 
 from __future__ import annotations
 
-import atexit
-import functools
-import hashlib
-import importlib.util
 import math
-import os
-import sys
-import tempfile
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -23,6 +16,7 @@ import torch
 import triton
 from torch import Tensor
 
+from redfuser.backends.sources import load
 from redfuser.backends.torch_expr import TORCH
 from redfuser.backends.triton.emit import emit
 from redfuser.backends.triton.layout import power
@@ -33,56 +27,21 @@ from redfuser.tile.nodes import Kind, Program
 REMEMBERED = 64  # combinations of strides that a program keeps ready
 
 
-def load(text: str, directory: Path) -> Any:
-    """The module of a source text; Triton reads the source of a kernel from its file.
-
-    Where the directory cannot be written, the file lies in a temporary one as long as the process lives.
-    """
-    digest = hashlib.sha256(text.encode()).hexdigest()[:24]
-    name = f"redfuser_kernel_{digest}"
-    if name in sys.modules:
-        return sys.modules[name]
-    try:
-        path = _written(text, directory / f"{name}.py")
-    except OSError:
-        path = _written(text, _of_this_process() / f"{name}.py")
-    spec = importlib.util.spec_from_file_location(name, path)
-    assert spec is not None and spec.loader is not None
-    module = importlib.util.module_from_spec(spec)
-    sys.modules[name] = module
-    spec.loader.exec_module(module)
-    return module
-
-
-def _written(text: str, path: Path) -> Path:
-    """The file with this text; it appears whole, and a damaged one is replaced."""
-    if not path.exists() or path.read_text() != text:
-        path.parent.mkdir(parents=True, exist_ok=True)
-        handle, temporary = tempfile.mkstemp(dir=path.parent, suffix=".tmp")
-        with os.fdopen(handle, "w") as f:
-            f.write(text)
-        os.replace(temporary, path)
-    return path
-
-
-@functools.cache
-def _of_this_process() -> Path:
-    directory = tempfile.TemporaryDirectory(prefix="redfuser-")
-    atexit.register(directory.cleanup)
-    return Path(directory.name)
-
-
 class Launcher:
     """Runs one tile program with Triton: ``launcher.prepare(sizes)(inputs)`` gives the outputs in order.
 
     ``warps`` and ``stages`` are Triton's launch options. Inputs are by position, in the order of the program, on one
-    device, with any strides. ``ValueError`` where a shape or a dtype is not the program's.
+    device, with any strides. ``ValueError`` where a shape or a dtype is not the program's. The modules lie in
+    ``directory``, as ``load`` has it.
     """
 
-    def __init__(self, program: Program, form: Form, warps: int, stages: int, directory: Path) -> None:
+    def __init__(
+        self, program: Program, form: Form, warps: int, stages: int, directory: Path | None,
+        written: Callable[[Path], None] | None = None,
+    ) -> None:  # fmt: skip
         self.program, self.warps, self.stages = program, warps, stages
         self.form = replace(form, stages=stages)
-        self.directory = directory
+        self.directory, self.written = directory, written
         self._forms: dict[Form, tuple[Source, Any]] = {}
         self._inputs = list(program.of(Kind.INPUT))
         self._made = [t for t in program.tensors if t.kind is not Kind.INPUT]
@@ -94,7 +53,7 @@ class Launcher:
         form = replace(self.form, wide=wide, bulk=bulk and self.form.bulk)
         if form not in self._forms:
             made = self._text(wide, bulk)
-            self._forms[form] = made, load(made.text, self.directory)
+            self._forms[form] = made, load(made.text, self.directory, self.written)
         return self._forms[form]
 
     def printed(self, inputs: Sequence[Tensor], sizes: Mapping[str, int]) -> Source:
