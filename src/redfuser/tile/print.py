@@ -137,6 +137,22 @@ def _statement(s: Statement, axes: _Axes, namer: Namer) -> Iterator[str]:
                 yield from ("    " + line for line in _statement(x, axes, namer))
 
 
+def _differ_in_guards(a: Loop, b: Loop, axes: _Axes, namer: Namer) -> bool:
+    """True when the second does what the first does, but for what it guards."""
+    guarded = {s.out.name: s.arg for s in b.body if isinstance(s, Guard)}
+    rest = [x for x in b.body if not isinstance(x, Guard)]
+    same = [_statement(x, axes, lambda n: namer(guarded.get(n, n))) for x in rest]
+    return a.axis is b.axis and [[*x] for x in same] == [[*_statement(x, axes, namer)] for x in a.body]
+
+
+def _guards(s: Loop, axes: _Axes, namer: Namer) -> str:
+    guards = [x for x in s.body if isinstance(x, Guard)]
+    text = ", ".join(
+        f"{show_const(x.fill)} for {namer(x.arg)} where {axes.name(x.axis)} >= {show_int(x.axis.size)}" for x in guards
+    )
+    return f", with {text}" if text else ""
+
+
 def _axis(t: TileAxis, axes: _Axes) -> str:
     block = "whole" if t.block is None else f"by {t.block}"
     return f"{axes.name(t.axis)}<{show_int(t.axis.size)} {block} ({t.role})"
@@ -151,8 +167,12 @@ def show_kernel(k: Kernel, namer: Namer = str) -> str:
     if k.lanes is not None:
         x = k.lanes
         lines.append(f"    deal {axes.name(x.of)} to {axes.name(x.axis)}, {x.run} at a time")
-    for s in k.body:
-        lines += ["    " + line for line in _statement(s, axes, namer)]
+    for n, s in enumerate(k.body):
+        text = list(_statement(s, axes, namer))
+        before = k.body[n - 1] if n else None
+        if isinstance(s, Loop) and isinstance(before, Loop) and _differ_in_guards(before, s, axes, namer):
+            text[1:] = [f"    as in the loop above{_guards(s, axes, namer)}"]
+        lines += ["    " + line for line in text]
     return "\n".join(lines)
 
 
