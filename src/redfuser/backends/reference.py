@@ -285,7 +285,8 @@ class _Execution:
 
     def loop(self, s: Loop) -> None:
         start, stop = self.bound(s.start), min(self.bound(s.stop), self.size[s.axis])
-        for at in range(start, stop, s.tile):
+        tiles = range(start, stop, s.tile)
+        for at in reversed(tiles) if s.backwards else tiles:
             self.set(s.axis, at, min(at + s.tile, self.size[s.axis]))
             self.block(s.body)
 

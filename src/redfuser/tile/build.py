@@ -8,6 +8,8 @@ MULTI    for each pass a kernel over segments that stores partial states, and a 
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 from redfuser.algebra.nodes import Accumulator, Base, Derivation, Pass, Stage, Treatment
 from redfuser.index.expr import Part, dtype_of
 from redfuser.index.ints import ZERO, Axis, as_int
@@ -108,7 +110,7 @@ class _Strategies(Reaches, Segments):
             kinds = {a: Role.CASCADE if a is self.axis else Role.COLUMN for a in axes}
             grid = (*self.grid, *(roles.tile_axis(a, r, self.sweep_tile(a)) for a, r in kinds.items()))
             note = f"results along {', '.join(a.name for a in axes)}"
-            kernels.append(self.kernel(low, f"sweep{n + 1}", note, grid))
+            kernels.append(replace(self.kernel(low, f"sweep{n + 1}", note, grid), backwards=self.axis in axes))
         return kernels
 
     # -- results along streamed axes ----------------------------------------------------------------------------------
@@ -128,7 +130,8 @@ class _Strategies(Reaches, Segments):
             for a in reversed(order):
                 body = low.close()
                 note = f"results along {a.name}"
-                low.add(Loop(a, self.sweep_tile(a), At(ZERO), At(as_int(a.size)), body, note))
+                again = a is self.axis
+                low.add(Loop(a, self.sweep_tile(a), At(ZERO), At(as_int(a.size)), body, note, backwards=again))
         return list(extra.values())
 
     def sweep_tile(self, axis: Axis) -> int:

@@ -288,7 +288,8 @@ class Store:
 class Loop:
     """For tiles of ``tile`` positions of ``axis``, from ``start`` up to ``stop``; ``note`` says why it is there.
 
-    ``full``: every tile lies within the axis, so that nothing in the body is guarded along it.
+    ``full``: every tile lies within the axis, so that nothing in the body is guarded along it. ``backwards``: the order is
+    free, and the last tiles come first: what was read last may still be in a cache, and is not wanted after that.
     """
 
     axis: Axis
@@ -298,6 +299,7 @@ class Loop:
     body: tuple[Statement, ...]
     note: str
     full: bool = False
+    backwards: bool = False
 
 
 Operation = Union[Read, Map, Correct, Guard, Dot, Reduce, Select, Combine, SelectMerge, Rename]
@@ -309,7 +311,7 @@ Statement = Union[
 @dataclass(frozen=True, slots=True)
 class Kernel:
     """``grid``: the axes that are cut in blocks, one program for each; ``inside``: the other axes of its tiles;
-    ``lanes``: how the tiles of one of those are dealt."""
+    ``lanes``: how the tiles of one of those are dealt; ``backwards``: the last programs come first, as in a loop."""
 
     name: str
     note: str
@@ -317,6 +319,7 @@ class Kernel:
     inside: tuple[TileAxis, ...]
     body: tuple[Statement, ...]
     lanes: Lanes | None = None
+    backwards: bool = False
 
     @property
     def axes(self) -> tuple[TileAxis, ...]:

@@ -131,7 +131,7 @@ def _statement(s: Statement, axes: _Axes, namer: Namer) -> Iterator[str]:
             index = f"[{', '.join(axes.int(i) for i in s.index)}]" if s.index else ""
             yield f"store {namer(s.tensor)}{index} = {namer(s.value)}"
         case Loop():
-            bounds = f"{axes.bound(s.start)}, {axes.bound(s.stop)}, {s.tile}"
+            bounds = f"{axes.bound(s.start)}, {axes.bound(s.stop)}, {s.tile}{', backwards' if s.backwards else ''}"
             yield f"for {axes.name(s.axis)} in tiles({bounds}):" + (f"    # {s.note}" if s.note else "")
             for x in s.body:
                 yield from ("    " + line for line in _statement(x, axes, namer))

@@ -51,6 +51,7 @@ class Shape:
         self.run = 0 if self.columns > 1 or refusal(region, derivation) else self._run(region, sizes)
         spans = list(roles.operand_spans(region, derivation))
         row_axes = {a for a, r in frame.kept.items() if r is Role.ROW}
+        self.swept = any(region.problem.axis in r.axes for r in region.results)
         self.matrix = any((a & row_axes) ^ (b & row_axes) for a, b in spans) and self.rows > 1
 
     def _run(self, region: Region, sizes: Mapping[str, int]) -> int:
@@ -221,10 +222,14 @@ def _rows(shape: Shape) -> Iterator[Schedule]:
             if row <= shape.rows and length * row <= 32768:
                 yield Schedule(Strategy.SINGLE, row, length, column, warps=warps, stages=2)
     if shape.run and shape.length > 1024:
-        short = (4096, 4, 1), (2048, 2, 1), (4096, 2, 1)
-        for tile, warps, stages in short if length <= LONGEST_WHOLE else (
+        lanes: tuple[tuple[int, int, int], ...] = (
             (8192, 8, 1), (4096, 4, 3), (8192, 4, 1), (4096, 4, 1), (8192, 8, 3), (16384, 8, 1), (2048, 2, 3), (16384, 16, 1),
-        ):  # fmt: skip
+        )  # fmt: skip
+        if length <= LONGEST_WHOLE:
+            lanes = (4096, 4, 1), (2048, 2, 1), (4096, 2, 1)
+        elif shape.swept:  # fewer rows at a time: what is read once more may still be in a cache
+            lanes = (16384, 16, 1), (16384, 8, 1), (8192, 16, 1), *lanes
+        for tile, warps, stages in dict.fromkeys(lanes):
             if 32 * warps * shape.run <= tile <= length:
                 yield Schedule(Strategy.SINGLE, 1, tile, lanes=32 * warps, run=shape.run, warps=warps, stages=stages)
     for tile, warps, stages in (

@@ -109,10 +109,11 @@ class KernelWriter(Places):
         d = self.layout.dims.get(s.axis)
         self.blocks.append(Lines())
         before, self.full[s.axis] = self.full.get(s.axis, False), s.full or (d is None)
+        last, self.last_use = self.last_use, self.last_use or s.backwards
         for inner in s.body:
             self.statement(inner)
         body = self.blocks.pop().lines
-        self.full[s.axis] = before
+        self.full[s.axis], self.last_use = before, last
         if s.note:
             self.line(f"# {s.note}")
         if d is None:
@@ -124,7 +125,10 @@ class KernelWriter(Places):
             dealt = s.axis in self.layout.beside
             step = str(s.tile if dealt else piece.length)
             ahead = f", num_stages={self.form.stages}" if dealt and s.full and self.form.stages > 1 else ""
-            self.line(f"for {first} in tl.range({start}, {stop}, {step}{ahead}):")
+            bounds = (
+                f"({stop} - 1) // {step} * {step}, -1, -{step}" if s.backwards else f"{start}, {stop}, {step}{ahead}"
+            )
+            self.line(f"for {first} in tl.range({bounds}):")
             head = list(self.positions(s.axis, first))
             for a, text in self.first_and_last(s.axis, first, step):
                 head.append(f"{a} = {text}")

@@ -71,6 +71,7 @@ class Memory(Writer):
         for at in self.everywhere(dims):
             mask = self.mask(dims, at)
             options = f", mask={mask}, other=0" if mask else ""
+            options += ', eviction_policy="evict_first"' if self.last_use and self.alone(s) else ""
             tail = ".to(tl.float32)" if lifted else ""
             text = f"tl.load({self.address(s.tensor, s.index, s.clip, self.scope(dims, at), at)}{options}){tail}"
             key = self.address(s.tensor, s.index, s.clip, self.scope(dims, at, True), at, True) + options + tail
@@ -81,6 +82,11 @@ class Memory(Writer):
             self.line(f"{name} = {known or text}")
             if known is None:
                 self.blocks[-1].loaded[key] = name
+
+    def alone(self, s: Read) -> bool:
+        """True for a read of elements that no other program reads."""
+        axes = frozenset[Axis]().union(*(i.axes() for i in s.index))
+        return all(t.axis in axes or as_int(t.axis.size).value == 1 for t in self.k.grid)
 
     def copied(self, s: Read, dims: tuple[Dim, ...]) -> bool:
         """True for a tile of a loop's axis and one whole axis, each an index of its own, at a place that the program fixes."""
@@ -130,4 +136,5 @@ class Memory(Writer):
             pointers = self.layout.of(frozenset[Axis]().union(*(i.axes() for i in s.index)))
             if pointers != dims:
                 raise Unsupported(f"{s.tensor} is stored along an axis that its index lacks")
-            self.line(f"tl.store({pointer}, {text}{f', mask={mask}' if mask else ''})")
+            options = (f", mask={mask}" if mask else "") + (', cache_modifier=".cs"' if self.last_use else "")
+            self.line(f"tl.store({pointer}, {text}{options})")

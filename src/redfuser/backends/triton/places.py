@@ -56,7 +56,8 @@ class Places(Operations):
             most = max((shared[t.axis] for t in rows), default=0)
             counted.sort(key=lambda c: c[2] is None or shared[c[2].axis] <= max(most, CACHED))
         if len(counted) > 0:
-            lines.append(f"pid = tl.program_id(0){wide}")
+            order = "tl.num_programs(0) - 1 - " if self.k.backwards else ""
+            lines.append(f"pid = {order}tl.program_id(0){wide}")
         if uneven:
             lines += self.heavy_first(counted)
             counted = counted[1:]

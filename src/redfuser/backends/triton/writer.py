@@ -56,6 +56,7 @@ class Writer:
         self.named: dict[Bound, str] = {}  # bounds of loops that have a name
         self.states = {s.state.name for s in every(k.body) if isinstance(s, Declare)}
         self.same: dict[str, str] = {}  # values that are another one, as a guard that guards nothing
+        self.last_use = k.backwards  # what is read now is not wanted again
         self.coarse: set[str] = set()
         self.raw = {
             n
