@@ -23,7 +23,7 @@ Timer = Callable[[Callable[[], None]], float]
 
 ROUNDS = 5
 SLOW = 1.5  # times the best of the first round: what takes longer is not measured again
-TIE = 1.01  # times the best: within it, what the cost model put first wins
+TIE = 1.003  # times the best: within it, what the cost model put first wins
 
 
 class Progress(Protocol):
