@@ -144,6 +144,27 @@ def attention_sink(q, k, v, sink):
     return p[..., :-1] @ v
 
 
+def many():
+    return rnd(2, 40, 8), rnd(2, L, 8, seed=1), rnd(2, L, 6, seed=2)
+
+
+@one(many)
+def attention_sigmoid(q, k, v):
+    s = torch.sigmoid(q @ k.transpose(-1, -2) * 0.25)
+    late = torch.arange(s.shape[-1], device=s.device) > torch.arange(s.shape[-2], device=s.device)[:, None] + 9
+    return s.masked_fill(late, 0.0) @ v
+
+
+@one(lambda: many()[:2])
+def best_match(q, k):
+    return (q @ k.transpose(-1, -2)).amax(-1)
+
+
+@one(lambda: many()[:2])
+def nearest_code(q, k):
+    return ((k * k).sum(-1)[..., None, :] - 2 * (q @ k.transpose(-1, -2))).argmin(-1)
+
+
 @one(lambda: (rnd(2, 9, 24), rnd(2, L, 16, seed=1), rnd(2, L, 8, seed=2)), "rescale defer")
 def attention_latent(q, latent, rope):
     keys = torch.cat([latent, rope], -1)

@@ -16,7 +16,14 @@ def test_catalogue(case, strategy):
     args = [a.cuda() for a in case.inputs()]
     with torch.device("cuda"):
         fused = redfuser.fuse(
-            case.fn, backend="reference", rest="eager", strategy=strategy, tile=16, segments=3, strict=True, **case.options
+            case.fn,
+            backend="reference",
+            rest="eager",
+            strategy=strategy,
+            tile=16,
+            segments=3,
+            strict=True,
+            **case.options,
         )
         got, like = fused(*args), case.fn(*args)
         want = case.fn(*double(args))

@@ -4,6 +4,9 @@ A cascade grows along dependence: a reduction joins when it reads an earlier res
 axes, the reduced axes have the same lengths, and both stream a common source. It must stay convex: what a member
 streams may not depend on another member, or one pass could never serve both.
 
+One reduction is enough where it streams a product of matrices that is larger than they are: storing that is what a
+cascade saves.
+
 Producers are computed inside its tiles; epilogues reduce a list that it ends with (weights over the sum of the chosen).
 """
 
@@ -13,8 +16,10 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 
 from redfuser.index.expr import Load, loads
-from redfuser.index.ints import Axis, Int
+from redfuser.index.ints import Axis, Int, product
 from redfuser.index.nodes import Program, Reduce
+
+COLUMNS = 512  # that one program can hold
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,7 +48,8 @@ class _Uses:
 
 
 def find(program: Program) -> tuple[Group, ...]:
-    """All cascades of two or more reductions, epilogues counted, in program order. A reduction belongs to one at most.
+    """All cascades, in program order: of two or more reductions, epilogues counted, or of one that streams a large
+    product. A reduction belongs to one at most.
 
     What the tiles of one cascade compute is in no other: it need not be stored, and that saves the most.
     """
@@ -58,6 +64,8 @@ def find(program: Program) -> tuple[Group, ...]:
             epilogues = frozenset(e for e, owner in lists.items() if owner in members)
             if len(members) + len(epilogues) > 1:
                 found.append(Group(members, _producers(program, members, reductions), epilogues))
+            elif large := _large_products(program, reductions[members[0]], reductions):
+                found.append(Group(members, large))
         taken = inlined.union(*(g.producers & {m for o in found for m in o.members} for g in found))
         if taken == inlined:
             return tuple(found)
@@ -212,6 +220,29 @@ def _convex(members: tuple[str, ...], uses: dict[str, _Uses], above: dict[str, f
             if above[outside] & inside:
                 return False
     return True
+
+
+def _large_products(program: Program, r: Reduce, reductions: dict[str, Reduce]) -> frozenset[str]:
+    """Products of matrices, larger than these, that only ``r`` reads, and streams. None where ``r`` has so many columns
+    that a tile could not hold them: each block of columns would compute the product again."""
+    found = set()
+    outputs = {o.value for o in program.outputs}
+    for x in loads(r.body):
+        q = reductions.get(x.source)
+        if q is None or q.name in outputs or q.reducer.has_index or not _expands(q):
+            continue
+        readers = {d.name for d in program.definitions if any(y.source == q.name for y in loads(d.body))}
+        spans = _axes(x.index)
+        larger = all(_length(q.axes) > _length(_axes(y.index)) for y in loads(q.body))
+        whole = _length(a for a in r.axes if a not in spans) <= COLUMNS
+        if readers == {r.name} and spans & set(r.over) and spans <= {*r.axes, *r.over} and larger and whole:
+            found.add(q.name)
+    return frozenset(found)
+
+
+def _length(axes: Iterable[Axis]) -> int:
+    n = product(a.size for a in axes)
+    return n.evaluate({s: s.hint for s in n.sizes()})
 
 
 def _producers(program: Program, members: tuple[str, ...], reductions: dict[str, Reduce]) -> frozenset[str]:

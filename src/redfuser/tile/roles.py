@@ -75,7 +75,7 @@ def frame(region: Region, d: Derivation) -> Frame:
     axis = region.problem.axis
     kept = list(dict.fromkeys(a for s in region.problem.stages for a in s.axes))
     ranks = tuple(dict.fromkeys(s.k for s in region.problem.stages if s.k is not None))
-    columns = _columns(kept, d)
+    columns = _columns(kept, d) | _beside_products(region, d)
     pairs = list(operand_spans(region, d))
     rest = [a for a in kept if a not in columns]
     if not rest and columns:
@@ -103,6 +103,17 @@ def _columns(kept: list[Axis], d: Derivation) -> set[Axis]:
         without = [s for s in steps if a not in s.axes]
         if any(isinstance(s, Accumulator) for s in without) and not any(reads[s.name] & owners for s in without):
             out.add(a)
+    return out
+
+
+def _beside_products(region: Region, d: Derivation) -> set[Axis]:
+    """Kept axes of accumulators that lack in a producer which they read: it is computed once for all of them."""
+    producers = {p.name for p in region.producers}
+    out: set[Axis] = set()
+    for s in accumulators(d):
+        for x in loads(s.element):
+            if x.source in producers:
+                out |= set(s.axes).difference(*(i.axes() for i in x.index))
     return out
 
 

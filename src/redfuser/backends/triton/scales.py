@@ -95,10 +95,11 @@ class _Rewrite:
             self.summed |= {v.name for v in outputs_of(s)}
         if isinstance(s, Assign):
             self.forget(s.state)
-        if isinstance(s, Map) and s.out.dtype is DType.FLOAT32:
+        if isinstance(s, Map) and s.out.dtype.is_float and s.out.dtype.compute is DType.FLOAT32:
             s = replace(s, expr=self.products(transform(s.expr, self.exponential)))
             self.new.append(s)
-            self.scale(s)
+            if s.out.dtype is DType.FLOAT32:
+                self.scale(s)
         elif isinstance(s, Guard) and s.arg in self.scaled and _infinite(s.fill):
             x = self.scaled[s.arg]
             base = self.define(Value(self.names.new(f"{s.out.name}_raw"), s.out.dtype, x.base.axes | {s.axis}))

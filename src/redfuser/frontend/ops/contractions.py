@@ -8,8 +8,8 @@ from redfuser.frontend.ops.pointwise import elementwise, promoted
 from redfuser.frontend.ops.registry import Call, Lowering, Result, lowers
 from redfuser.frontend.ops.views import squeezed, unsqueezed
 from redfuser.frontend.values import Index, Mistaken, NotCovered, Value, scalar_expr
-from redfuser.index.build import apply
-from redfuser.index.expr import DType, Expr, Fn
+from redfuser.index.build import apply, cast
+from redfuser.index.expr import Apply, Cast, Const, DType, Expr, Fn, Load
 from redfuser.index.ints import ZERO, Int
 from redfuser.index.nodes import Reducer
 
@@ -26,7 +26,7 @@ def contract(
         raise Mistaken(f"a product of {a.dtype.value} and {b.dtype.value}")
     c = dtype.compute
     nb, nr = len(batch), len(rows)
-    x, y = promoted(a, c), promoted(b, c)
+    x, y = promoted(rounded(a), c), promoted(rounded(b), c)
 
     def aligned(v: Value, ix: Index, own: int) -> Index:
         have = v.rank - own
@@ -38,6 +38,26 @@ def contract(
         return apply(Fn.AND if c is DType.BOOL else Fn.MUL, (x(left), y(other)), c)
 
     return lo.reduce(Reducer.SUM, [*batch, *rows, *columns], [a.shape[-1]], body, dtype, role)
+
+
+def rounded(v: Value) -> Value:
+    """An operand in its own dtype: 16-bit products take 16-bit numbers. What was read is that already, but for a scale."""
+    if not v.dtype.is_float or v.dtype is v.dtype.compute:
+        return v
+
+    def at(ix: Index) -> Expr:
+        e = v(ix)
+        return e if _scaled_read(e) else cast(e, v.dtype)
+
+    return Value(v.shape, v.dtype, at)
+
+
+def _scaled_read(e: Expr) -> bool:
+    match e:
+        case Apply(fn=Fn.MUL | Fn.DIV, args=(a, Const())) | Apply(fn=Fn.MUL, args=(Const(), a)) | Cast(arg=a):
+            return _scaled_read(a)
+        case _:
+            return isinstance(e, Load)
 
 
 @lowers("matmul", "mm", "bmm", "dot", "mv", "linalg_matmul", "vdot")
@@ -120,7 +140,7 @@ def einsum(lo: Lowering, call: Call) -> Result:
     def read(term: str, v: Value, at: dict[str, Int]) -> Expr:
         return v([ZERO if n.value == 1 else at[x] for x, n in zip(term, v.shape, strict=True)])
 
-    factors = [promoted(v, c) for v in operands]
+    factors = [promoted(rounded(v) if len(operands) > 1 else v, c) for v in operands]
 
     def body(ix: Index, rx: Index) -> Expr:
         at = dict(zip(right, ix, strict=True)) | dict(zip(summed, rx, strict=True))
