@@ -40,10 +40,9 @@ TARGETS: tuple[Target, ...] = (
     *(Target(n, "flex", 1.0) for n in ("causal", "soft-cap", "alibi", "window", "prefix-lm", "documents")),
     *(Target(n, "flex", 1.0) for n in ("sink", "bias", "cosine")),
     *(Target(n, "compile", 6.0) for n in ("causal", "alibi", "window", "prefix-lm", "documents", "sink", "bias")),
-    *(Target(n, "compile", 6.0) for n in ("sigmoid", "cosine")),
     Target("soft-cap", "compile", 3.0),
     # decoding
-    Target("gqa-decode-*", "sdpa-flash", 1.0),
+    Target("gqa-decode-*", "sdpa-flash", 1.0, graph=True),
     Target("gqa-decode-*", "sdpa-cudnn", 0.9, graph=True),
     Target("mla-decode-*", "compile", 1.0),
     Target("mla-decode-b1", "", 20.0, Figure.TIME, graph=True, stretch=True),
