@@ -171,7 +171,7 @@ def assert_fused(fn: Callable[..., Any], *args: Any, passes: int = 1, **kwargs: 
     analysis = analyze(fn, *args, **kwargs)
     if not analysis.cascades:
         refused = "\n".join(str(r) for r in analysis.refusals)
-        none = "it has no two reductions over one axis of which the second uses the first"
+        none = "it has no two reductions over one axis of which the second uses the first, and none that streams a large product"
         raise NotFusedError(f"{analysis.function} has no cascade: {refused or none}.")
     worst = [c for c in analysis.cascades if c.passes > passes]
     if worst:
