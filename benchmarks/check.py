@@ -61,7 +61,8 @@ def _line(record: Record, target: Target) -> Line:
         found = record.ratio(target.alternative, target.graph)
         what, sign = f"{target.alternative} / redfuser{replayed}", "≥"
     elif target.figure is Figure.FLOOR:
-        found, what, sign = record.floor_ratio(target.graph), f"redfuser / floor{replayed}", "≤"
+        replays = record.floor_ratio(True)  # where there are any, launches would count as bandwidth
+        found, what, sign = record.floor_ratio(False) if replays is None else replays, "redfuser / floor", "≤"
     else:
         found, what, sign = record.time("redfuser", target.graph), f"redfuser µs{replayed}", "≤"
     bound = f"{sign} {target.bound:g}"

@@ -49,8 +49,8 @@ TARGETS: tuple[Target, ...] = (
     Target("mla-decode-b1", "", 20.0, Figure.TIME, graph=True, stretch=True),
     Target("mla-decode-b128", "", 700.0, Figure.TIME, stretch=True),
     # routing
-    Target("route-256", "compile", 8.0),
-    Target("route-128", "compile", 8.0),
+    Target("route-256", "compile", 8.0, graph=True),
+    Target("route-128", "compile", 8.0, graph=True),
     # bound by memory
     *(Target(f"{n}-1x16777216", "compile", 2.0) for n in ("logsumexp", "variance", "softmax")),
     # rows of 100 MB and more: all but the single ones

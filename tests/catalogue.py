@@ -144,6 +144,12 @@ def attention_sink(q, k, v, sink):
     return p[..., :-1] @ v
 
 
+@one(lambda: (rnd(2, 9, 24), rnd(2, L, 16, seed=1), rnd(2, L, 8, seed=2)), "rescale defer")
+def attention_latent(q, latent, rope):
+    keys = torch.cat([latent, rope], -1)
+    return torch.softmax(q @ keys.transpose(-1, -2) * 0.25, -1) @ latent
+
+
 @one(lambda: (*xv(), torch.tensor(0.7)), "rescale defer")
 def temperature_softmax(x, v, alpha):
     e = torch.exp((x - x.amax(-1, keepdim=True)) * alpha)
@@ -247,6 +253,18 @@ def topk_of_softmax(x):
 def topk_of_normalised_sigmoid(x):
     s = torch.sigmoid(x)
     return torch.topk(s / s.sum(-1, keepdim=True), 3, dim=-1)
+
+
+@one(x_, "order")
+def weights_of_the_chosen(x):
+    weights, chosen = torch.topk(torch.softmax(x, -1), 6, dim=-1)
+    return weights / weights.sum(-1, keepdim=True), chosen
+
+
+@one(x_)
+def softmax_of_the_chosen(x):
+    logits, chosen = torch.topk(x, 5, dim=-1)
+    return torch.softmax(logits, -1), chosen
 
 
 @one(x_)

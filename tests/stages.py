@@ -81,7 +81,7 @@ def record(fn: Callable[..., Any], *calls: Sequence[Any]) -> list[Recorded]:
         return kernel
 
     def choose(lowered: Any) -> list[Any]:
-        return [(frozenset(g.members), g.producers, factory) for g in find(lowered.program)]
+        return [(frozenset(g.members), g.beside, factory) for g in find(lowered.program)]
 
     with torch.no_grad():
         compiled = torch.compile(fn, backend=make_backend(choose, rest="eager"))

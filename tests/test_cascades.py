@@ -1,8 +1,8 @@
 """The catalogue through every stage: what is found, how it is treated, and the numbers at every tiling.
 
 Each fused region is run by the reference backend at tiles of 1, 7, 16 and 128 elements, in 1, 2 and 5 segments, and
-whole (the tails are ragged; with few tiles some segments are empty) and compared with the float64 interpreter of its
-index program; the whole function is compared with eager in float64.
+whole (the tails are ragged; with few tiles some segments are empty), and in lanes where it has no dots and no lists. It
+is compared with the float64 interpreter of its index program; the whole function is compared with eager in float64.
 
 The bound is the numerical contract. At tiles of 128 and more: twice eager's own error plus one rounding; below: twice
 eager's plus n roundings. Eager's error is the worst of several draws, since a single one may be lucky.
@@ -17,6 +17,7 @@ from stages import fused_runs, record
 
 import redfuser
 from redfuser.algebra.checked import derive_checked
+from redfuser.tile.lanes import refusal
 from redfuser.tile.nodes import Strategy
 from redfuser.tile.strategy import Schedule
 
@@ -28,6 +29,11 @@ SCHEDULES = [
     for tile in (1, 7, 16, 128)
     for segments in (1, 2, 5)
 ] + [Schedule(Strategy.WHOLE, row=4, tile=128, segments=1)]
+LANES = [
+    Schedule(Strategy.SINGLE, row=4, tile=16, lanes=4, run=2),
+    Schedule(Strategy.SINGLE, row=4, tile=128, lanes=8, run=4),
+    Schedule(Strategy.MULTI, row=4, tile=16, segments=5, lanes=3, run=8),
+]
 
 
 @pytest.mark.parametrize("case", ONE_PASS, ids=lambda c: c.name)
@@ -54,6 +60,21 @@ def test_is_refused_in_one_pass_and_planned_in_several(case):
         redfuser.assert_fused(case.fn, *case.inputs())
 
 
+def in_lanes(r):
+    return refusal(r.planned.region, r.planned.derivation) is None
+
+
+def test_cascades_in_lanes():
+    """All but those with a dot or a list: more than half of the catalogue."""
+    found = {}
+    for case in ALL:
+        with redfuser.options(**case.options):
+            found[case.name] = all(in_lanes(r) for r in record(case.fn, case.inputs()))
+    assert found["variance"] and found["kl_divergence"] and found["softmax_of_softmax"]
+    assert not found["attention"] and not found["topk_of_softmax"]
+    assert sum(found.values()) > len(ALL) / 2
+
+
 @pytest.mark.parametrize("case", ALL, ids=lambda c: c.name)
 def test_numbers_at_every_tiling(case):
     calls = []
@@ -70,7 +91,7 @@ def test_numbers_at_every_tiling(case):
             max(assert_close(e, w, tolerance=0.1) for e, w in zip(es, ws, strict=True))
             for es, ws in zip(zip(*[r.eager() for r in same], strict=True), zip(*wants, strict=True), strict=True)
         ]
-        for schedule in SCHEDULES:
+        for schedule in SCHEDULES + LANES * in_lanes(same[0]):
             allowed = ROUNDING if schedule.tile >= 128 else L * ROUNDING
             for r, want in zip(same, wants, strict=True):
                 for g, w, e in zip(r.scheduled(schedule), want, eager, strict=True):

@@ -422,12 +422,15 @@ def test_overhead(monkeypatch, gradients, dynamic):
     assert statistics.median(ratios) < 2.5, ratios
 
 
-def test_the_limit_of_compilations_before_torch_2_13(monkeypatch):
-    """Set around compilations alone; the limit in force elsewhere stays the user's."""
-    from redfuser import api
-
-    monkeypatch.setattr(api, "_takes_limit", lambda: False)
+def test_settings_of_dynamo_hold_for_compilations_alone(monkeypatch):
+    """The limit in force elsewhere stays the user's; no call sets a setting, or marks for a profiler that is off."""
     config = torch._dynamo.config
+
+    def no_mark(*args, **kwargs):
+        raise AssertionError("a compiled call marks its own start")
+
+    for name in ("record_pregraph_bytecode_enter", "record_pregraph_bytecode_exit"):
+        monkeypatch.setattr(torch._dynamo.utils, name, no_mark, raising=False)
 
     def many(x):
         return x.softmax(-1)

@@ -42,7 +42,7 @@ class Planned:
 def plan(lowered: Lowered, group: Group, options: Options) -> Planned | str:
     """One cascade of an index program through the stages; a sentence where a stage has no answer."""
     inductor = options.rest is Rest.INDUCTOR
-    cut = extract(lowered, frozenset(group.members), group.producers, inductor=inductor)
+    cut = extract(lowered, frozenset(group.members), group.beside, inductor=inductor)
     if cut is None:
         return "its operations cannot be cut out of the graph without a cycle"
     return plan_cut(cut, options)
@@ -120,7 +120,7 @@ def dynamo_backend(options: Options) -> Callable[[fx.GraphModule, list[Any]], Ca
         return planned.plan if isinstance(planned, Planned) and planned.plan.worthwhile else None
 
     def choose(lowered: Lowered) -> list[Choice]:
-        return [(frozenset(g.members), g.producers, factory) for g in find(lowered.program)]
+        return [(frozenset(g.members), g.beside, factory) for g in find(lowered.program)]
 
     return make_backend(choose, rest=options.rest.value, strict=options.strict)
 

@@ -94,6 +94,8 @@ def test_targets_are_met_missed_or_unknown():
 
 def test_floor_stretch_and_graph_targets():
     row = record("entropy-8192x8192", ours=50.0)
+    assert verdicts(row)["redfuser / floor 1.12 ≤ 1.2"] is Verdict.PASS  # of the replays
+    row.alternatives["redfuser"] = Measured(us=50.0, us_range=(49.0, 52.0))
     assert verdicts(row)["redfuser / floor 1.25 ≤ 1.2"] is Verdict.FAIL
     mla = record("mla-decode-b1", compiled=100.0)
     assert verdicts(mla)["redfuser µs in a graph 45.00 ≤ 20"] is Verdict.SHORT

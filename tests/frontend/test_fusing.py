@@ -7,10 +7,12 @@ import torch
 import torch.nn.functional as F
 from fusing import Fuser, assert_same, leaves
 
+from redfuser.frontend.backend import make_backend
 from redfuser.frontend.partition import Cut
 from redfuser.frontend.unfused import Unfused
 from redfuser.index.nodes import Reduce
 from redfuser.index.refusals import RefusalKind
+from redfuser.regions.find import find
 
 Tensor = torch.Tensor
 Q, K, V = torch.randn(2, 4, 5, 8), torch.randn(2, 4, 7, 8), torch.randn(2, 4, 7, 8)
@@ -352,3 +354,22 @@ def test_gathered_rows_are_computed_outside() -> None:
     fuser = Fuser()
     assert_same(fuser, f, (torch.randn(7, 5), torch.tensor([1, 6, 0])))
     assert "aten.index.Tensor" not in {str(n.target) for n in fuser.cuts[0].nodes}
+
+
+def test_masks_are_measured_with_the_integers_of_the_call() -> None:
+    cuts = []
+
+    def keep(cut: Any) -> None:
+        cuts.append(cut)
+
+    def choose(lowered: Any) -> list[Any]:
+        return [(frozenset(g.members), g.beside, keep) for g in find(lowered.program)]
+
+    def documents(x: torch.Tensor, ids: torch.Tensor) -> torch.Tensor:
+        return x.masked_fill(ids[:, None] != ids, float("-inf")).softmax(-1).amax(-1)
+
+    ids = torch.tensor([0, 0, 1, 1, 1, 2])
+    torch.compile(documents, backend=make_backend(choose, rest="eager", strict=True))(torch.randn(6, 6), ids)
+    (cut,) = cuts
+    floats, integers = (x for x in sorted(cut.examples({}), key=lambda x: x.dtype == ids.dtype))
+    assert torch.equal(integers, ids) and floats.is_floating_point()

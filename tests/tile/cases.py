@@ -149,6 +149,11 @@ def attention(
         inside = test(Fn.GE, li, const(window, I64))
     elif mask == "blocks":
         inside = test(Fn.EQ, Position(as_int(L) // as_int(window)), Position(as_int(I) // as_int(window)))
+    elif mask == "either":
+        late = Apply(Fn.AND, (test(Fn.GT, li, ii), test(Fn.GE, li, const(window, I64))), BOOL)
+        inside = Apply(Fn.NOT, (late,), BOOL)
+    elif mask == "later":
+        inside = Apply(Fn.OR, (test(Fn.GE, li, ii), test(Fn.GE, li, const(window, I64))), BOOL)
     elif mask == "rows":
         inside = test(Fn.GE, Position(as_int(I)), const(3, I64))
     if inside is not None:
@@ -201,6 +206,7 @@ def attention(
         keep = {
             "": torch.ones(i, l, dtype=torch.bool), "causal": jj <= pp + shift, "window": (jj <= pp + shift) & (jj > pp + shift - window),
             "prefix": (jj >= window).expand(i, l), "blocks": jj // window == pp // window, "rows": (pp >= 3).expand(i, l),
+            "either": (jj <= pp + shift) | (jj < window), "later": (jj >= pp + shift) | (jj >= window),
         }[mask]  # fmt: skip
         w = torch.softmax(s.masked_fill(~keep, -math.inf), -1)
         return [w @ v, w] if probabilities else [w @ v]

@@ -46,9 +46,10 @@ def _compares(e: Expr) -> bool:
     return any(isinstance(x, Apply) and any(isinstance(a, Position) for a in x.args) for x in walk(e))
 
 
-@pytest.mark.parametrize("mask", ["causal", "window", "prefix", "blocks"])
+@pytest.mark.parametrize("mask", ["causal", "window", "prefix", "blocks", "either", "later"])
 def test_exactly_the_needed_tiles(mask: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    i, l, tile, row, window = 40, 56, 4, 8, 14
+    i, l, tile, row = 40, 56, 4, 8
+    window = 37 if mask in ("either", "later") else 14
     case = cases.attention(b=1, h=1, i=i, l=l, mask=mask, window=window)
     seen = visited(case, tile, row, monkeypatch)
     rows, positions = torch.arange(i)[:, None], torch.arange(l)[None, :]
@@ -57,6 +58,8 @@ def test_exactly_the_needed_tiles(mask: str, monkeypatch: pytest.MonkeyPatch) ->
         "window": (positions <= rows + l - i) & (positions > rows + l - i - window),
         "prefix": (positions >= window).expand(i, l),
         "blocks": positions // window == rows // window,
+        "either": (positions <= rows + l - i) | (positions < window),
+        "later": (positions >= rows + l - i) | (positions >= window),
     }[mask]
     full = 0
     for r in range(0, i, row):

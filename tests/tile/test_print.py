@@ -25,6 +25,7 @@ CASES: dict[str, tuple[Callable[[], cases.Case], Schedule]] = {
     "top_k_single": (cases.top_k, Schedule(Strategy.SINGLE, 8, 16)),
     "scaled_product_single": (cases.scaled_product, Schedule(Strategy.SINGLE, 8, 16, column=8)),
     "gathered_single": (cases.gathered, Schedule(Strategy.SINGLE, 8, 16)),
+    "variance_lanes": (cases.variance, Schedule(Strategy.SINGLE, 8, 16, lanes=4, run=2)),
 }
 
 

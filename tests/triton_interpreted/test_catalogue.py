@@ -12,6 +12,7 @@ from printed import launch, launcher
 from stages import record
 
 import redfuser
+from redfuser.tile.lanes import refusal
 from redfuser.tile.nodes import Strategy
 from redfuser.tile.strategy import Schedule
 
@@ -21,6 +22,12 @@ SCHEDULES = [
     Schedule(Strategy.SINGLE, row=4, tile=32),
     Schedule(Strategy.MULTI, row=4, tile=16, segments=3),
     Schedule(Strategy.WHOLE, row=4),
+]
+
+
+LANES = [
+    Schedule(Strategy.SINGLE, row=4, tile=16, lanes=4, run=2),
+    Schedule(Strategy.MULTI, row=1, tile=16, segments=3, lanes=2, run=8),
 ]
 
 
@@ -47,6 +54,7 @@ def test_numbers(case, tmp_path):
             max(assert_close(e, w, tolerance=0.1) for e, w in zip(es, ws, strict=True))
             for es, ws in zip(zip(*[r.eager() for r in same], strict=True), zip(*wants, strict=True), strict=True)
         ]
-        for schedule in SCHEDULES:
+        in_lanes = refusal(same[0].planned.region, same[0].planned.derivation) is None
+        for schedule in SCHEDULES + LANES * in_lanes:
             for g, w, e in zip(launch(same[0], schedule, tmp_path), wants[0], eager, strict=True):
                 assert_close(g, w, tolerance=2 * e + L * ROUNDING + case.step + 2 * case.cast)

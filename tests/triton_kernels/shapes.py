@@ -55,6 +55,7 @@ SHAPES: dict[str, Shape] = {
     "decode": (decode, [of(1, 8, 4, 128), of(1, 8, 32768, 128), of(1, 8, 32768, 128)]),
     "softmax": (softmax, [of(8192, 8192)]),
     "logsumexp": (logsumexp, [of(8192, 8192)]),
+    "long rows": (logsumexp, [of(64, 1048576)]),
     "variance": (variance, [of(8192, 8192, dtype=torch.float32)]),
     "routing": (routing, [of(8192, 256, dtype=torch.float32)]),
     "norm and product": (norm_product, [of(4096, 4096), of(4096, 4096)]),

@@ -16,6 +16,11 @@ GOLDEN = Path(__file__).parent / "golden"
 CASES = {
     "causal_single": ("causal 128", Schedule(Strategy.SINGLE, row=128, tile=64), "attention"),
     "decode_multi": ("decode", Schedule(Strategy.MULTI, row=16, tile=64, segments=8), "decode"),
+    "long_rows_lanes": (
+        "long rows",
+        Schedule(Strategy.SINGLE, row=1, tile=4096, lanes=128, run=8, warps=4, stages=3),
+        "logsumexp",
+    ),
     "softmax_whole": ("softmax", Schedule(Strategy.WHOLE, row=1), "softmax"),
 }
 

@@ -5,7 +5,7 @@ import itertools
 import pytest
 from compiling import compiled, usage
 from planning import regions
-from shapes import SHAPES
+from shapes import SHAPES, logsumexp, of
 
 from redfuser.backends.triton.candidates import candidates
 from redfuser.backends.triton.resources import machine
@@ -37,6 +37,25 @@ def test_one_of_the_first_schedules_keeps_to_registers(name, tmp_path):
             spilling.append((schedule, uses))
         else:
             pytest.fail(f"every schedule spills: {spilling}")
+
+
+def offered(name):
+    (shaped,) = regions(*SHAPES[name])
+    return candidates(shaped.planned.region, shaped.planned.derivation, {}, machine(TARGET))
+
+
+def test_lanes_are_offered_for_long_rows():
+    found = [s for s in offered("long rows")[:FIRST] if s.lanes]
+    assert found and all(s.lanes == 32 * s.warps and s.run == 8 and s.tile % (s.lanes * s.run) == 0 for s in found)
+    assert any(s.lanes for s in offered("logsumexp")) and not any(s.lanes for s in offered("decode"))
+    assert all(s.strategy is not Strategy.WHOLE for s in offered("logsumexp") if s.lanes)
+    odd = candidates(*region(of(64, 131070)), {}, machine(TARGET))
+    assert {s.run for s in odd if s.lanes} == {1}
+
+
+def region(x):
+    (shaped,) = regions(logsumexp, [x])
+    return shaped.planned.region, shaped.planned.derivation
 
 
 def test_spills_are_seen(tmp_path):

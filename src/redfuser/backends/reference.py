@@ -138,6 +138,7 @@ class _Execution:
         self.owned: set[str] = set()
         self.dying: frozenset[str] = frozenset()
         self.free: frozenset[str] = frozenset()
+        self.into: frozenset[Axis] = frozenset()
         self.once: dict[int, frozenset[str]] = {}
         self.ends = last_uses(k.body)
         self.passing = passing_guards(k.body)
@@ -223,7 +224,7 @@ class _Execution:
                 once = self.once.get(id(s))
                 if once is None:
                     once = self.once[id(s)] = read_once(s.expr) & self.dying
-                self.free = once
+                self.free, self.into = once, s.out.axes
                 x, own = evaluate(s.expr, self)
                 self.put(s.out.name, x if x.dim() == self.rank else x.reshape((1,) * self.rank), own)
             case Guard():
@@ -231,10 +232,9 @@ class _Execution:
             case Dot():
                 self.put(s.out.name, self.dot(s), True)
             case Reduce():
-                x = select.reduce(self.values[s.arg], self.dim[s.over], s.reducer, s.out.dtype)
-                self.put(s.out.name, x, True)
+                self.put(s.out.name, self.reduce(s), True)
             case Combine():
-                x = select.combine(s.reducer, self.values[s.left], self.values[s.right])
+                x = select.combine(s.reducer, self.met(s.left, s.out.axes), self.met(s.right, s.out.axes))
                 self.put(s.out.name, x, True)
             case Select():
                 k = None if s.k is None else (self.dim[s.k], self.size[s.k])
@@ -271,7 +271,7 @@ class _Execution:
 
     def guard(self, s: Guard) -> None:
         """Tiles are cut at the end of the axis, so nothing lies beyond; only a missing axis has to appear."""
-        x, d = self.values[s.arg], self.dim[s.axis]
+        x, d = self.met(s.arg, s.out.axes), self.dim[s.axis]
         start, stop = self.range[s.axis]
         if x.shape[d] == stop - start:
             own = s.arg in self.owned and s.arg in self.dying
@@ -314,7 +314,8 @@ class _Execution:
 
     # -- the scope of expressions ------------------------------------------------------------------------------------
     def value(self, name: str) -> Owned:
-        return self.values[name], name in self.owned and name in self.free
+        x = self.met(name, self.into)
+        return x, x is not self.values[name] or (name in self.owned and name in self.free)
 
     def position(self, index: Int) -> Tensor:
         x = self.indices(index)
@@ -392,6 +393,26 @@ class _Execution:
             at = at if isinstance(at, Tensor) else torch.tensor(at, device=self.device)
             index.append(at.expand(shape))
         t[tuple(index)] = x.expand(shape)
+
+    # -- lanes -------------------------------------------------------------------------------------------------------
+    def met(self, name: str, axes: frozenset[Axis]) -> Tensor:
+        """A value where it meets others in one that spans ``axes``: at each position that of the position's lane."""
+        x, lanes = self.values[name], self.kernel.lanes
+        if lanes is None or lanes.of not in axes or x.shape[self.dim[lanes.axis]] == 1:
+            return x
+        start, stop = self.range[lanes.of]
+        lane = torch.arange(stop - start, device=self.device) // lanes.run % self.size[lanes.axis]
+        return x.index_select(self.dim[lanes.axis], lane).transpose(self.dim[lanes.axis], self.dim[lanes.of])
+
+    def reduce(self, s: Reduce) -> Tensor:
+        lanes, d = self.kernel.lanes, self.dim[s.over]
+        if lanes is None:
+            return select.reduce(self.values[s.arg], d, s.reducer, s.out.dtype)
+        x = self.spanning(s.arg)
+        if s.over is lanes.of and lanes.axis in s.out.axes:
+            axis = self.dim[lanes.axis]
+            x = select.dealt(x, d, axis, self.size[lanes.axis], lanes.run, s.reducer, s.out.dtype)
+        return select.reduce(x, d, s.reducer, s.out.dtype)
 
     # -- arithmetic --------------------------------------------------------------------------------------------------
     def dot(self, s: Dot) -> Tensor:

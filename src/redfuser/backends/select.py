@@ -35,6 +35,18 @@ def reduce(x: Tensor, dim: int, reducer: Reducer, dtype: DType) -> Tensor:
             raise ValueError(f"{reducer} keeps positions")
 
 
+def dealt(x: Tensor, dim: int, lanes: int, count: int, run: int, reducer: Reducer, dtype: DType) -> Tensor:
+    """``run`` positions of ``dim`` to each of ``count`` lanes in turn: what each has stays along ``dim``, the lanes are
+    along ``lanes``, where x has length 1. Where a lane has fewer positions than others, it has the identity."""
+    x = x.to(TORCH[dtype])
+    shape = list(x.shape)
+    shape[dim] = -x.shape[dim] % (count * run)
+    if shape[dim]:
+        x = torch.cat([x, x.new_full(shape, reducer.identity(dtype).value)], dim)
+    shape[dim : dim + 1] = [x.shape[dim] // (count * run), count, run]
+    return x.reshape(shape).movedim(dim + 1, -1).flatten(dim, dim + 1).transpose(lanes, -1).squeeze(-1)
+
+
 def combine(reducer: Reducer, a: Tensor, b: Tensor) -> Tensor:
     match reducer:
         case Reducer.SUM:

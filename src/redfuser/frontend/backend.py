@@ -40,8 +40,8 @@ def make_backend(
 ) -> Callable[[fx.GraphModule, list[Any]], Compiled]:
     """A backend for ``torch.compile``. What goes wrong on our side is raised when ``strict``, else logged.
 
-    ``choose`` looks at a lowered graph and names what to fuse: members and producers of each cascade, and a factory
-    that makes the kernel for the cut around them, or None to leave it. ``rest`` compiles what is not fused,
+    ``choose`` looks at a lowered graph and names what to fuse: members of each cascade, what is computed beside them, and
+    a factory that makes the kernel for the cut around them, or None to leave it. ``rest`` compiles what is not fused,
     and a cascade at the lengths at which its kernel leaves it.
     """
 
@@ -96,8 +96,8 @@ def rewrite(
     if lowered.mistaken:
         raise Mistaken("an operation that PyTorch refuses")
     done = 0
-    for members, producers, factory in choose(lowered):
-        cut = extract(lowered, members, producers, inductor=rest == "inductor")
+    for members, beside, factory in choose(lowered):
+        cut = extract(lowered, members, beside, inductor=rest == "inductor")
         kernel = None if cut is None else factory(cut)
         if cut is not None and kernel is not None:
             splice(graph, cut, kernel)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import weakref
 from collections.abc import Sequence
 from typing import Any
 
@@ -62,6 +63,9 @@ def functional(gm: fx.GraphModule, example_inputs: Sequence[object]) -> fx.Graph
     owned = [*signature.parameters, *signature.buffers]
     for node, name in zip(placeholders, [*owned, *(o.name for o in originals)], strict=True):
         node.meta["user_name"] = name
+    for node, x in zip(placeholders[len(owned) :], example_inputs, strict=True):
+        if type(x) is torch.Tensor and not x.is_floating_point():
+            node.meta["given"] = weakref.ref(x)  # what to measure with: integers may be indices, or say what is masked
     _drop_checks(graph)
     _expand_copies(graph)
     _reapply_mutations(graph, signature)

@@ -50,6 +50,14 @@ def is_cast(node: fx.Node) -> bool:
     return op_of(node) in CASTS
 
 
+def is_join(node: fx.Node) -> bool:
+    """A concatenation along the last dimension."""
+    if op_of(node) not in ("cat", "concat", "concatenate"):
+        return False
+    dim = node.kwargs.get("dim", node.args[1] if len(node.args) > 1 else 0)
+    return isinstance(dim, int) and dim % node.meta["val"].dim() == node.meta["val"].dim() - 1
+
+
 def is_scaling(node: fx.Node) -> bool:
     """A product with, or quotient by, a number."""
     return op_of(node) in ("mul", "div") and not isinstance(node.args[1], fx.Node)

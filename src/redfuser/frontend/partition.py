@@ -20,6 +20,7 @@ from redfuser.frontend.kinds import (
     CONTRACTIONS,
     GATHERS,
     is_cast,
+    is_join,
     is_scaling,
     is_size,
     is_tensor,
@@ -100,8 +101,11 @@ class Cut:
         return max(values, key=lambda x: (x.device.type != "cpu", x.dim())).device if values else torch.device("cpu")
 
     def examples(self, sizes: Mapping[str, int]) -> list[torch.Tensor]:
-        """Random inputs of the shapes, strides, dtypes and devices that were seen, at the given symbolic lengths."""
-        return [_like(n.meta["val"], sizes) for n in self.inputs]
+        """Inputs of the shapes, strides, dtypes and devices that were seen, at the given symbolic lengths.
+
+        Random, but integers are what the call gave where they are at hand, since masks may depend on them.
+        """
+        return [_like(n.meta["val"], sizes, n.meta.get("given", lambda: None)()) for n in self.inputs]
 
     @property
     def shapes_of_inputs(self) -> tuple[torch.Tensor, ...]:
@@ -120,14 +124,16 @@ class Cut:
         return tuple(tuple(a.size for a in program[o.value].axes) for o in program.outputs)
 
 
-def _like(x: torch.Tensor, sizes: Mapping[str, int]) -> torch.Tensor:
-    """A tensor of the same kind with random numbers; integers, which may be indices, are 0."""
+def _like(x: torch.Tensor, sizes: Mapping[str, int], given: torch.Tensor | None) -> torch.Tensor:
+    """A tensor of the same kind with random numbers; integers, which may be indices, are as given, or 0."""
 
     def number(n: Any) -> int:
         i = int_from_torch(n)
         return i.evaluate({s: sizes.get(s.name, s.hint) for s in i.sizes()})
 
     shape, strides = [number(n) for n in x.shape], [number(n) for n in x.stride()]
+    if given is not None and list(given.shape) == shape:
+        return given.detach()
     out = torch.empty_strided(shape, strides, dtype=x.dtype, device=x.device)
     if not x.dtype.is_floating_point:
         return out.zero_()
@@ -161,16 +167,15 @@ def _bindings(inputs: list[fx.Node], ints: list[fx.Node]) -> Iterator[Binding]:
                 yield Binding(str(symbol), argument, dim, scale, offset)
 
 
-def extract(
-    lowered: Lowered, members: frozenset[str], producers: frozenset[str], *, inductor: bool = True
-) -> Cut | None:
-    """The smallest useful sub-graph around the given reductions; None when no convex one exists.
+def extract(lowered: Lowered, members: frozenset[str], beside: frozenset[str], *, inductor: bool = True) -> Cut | None:
+    """The smallest useful sub-graph around a cascade's members and what is computed beside them; None when no convex one
+    exists.
 
     Walks back through elementwise operations and views that feed the members, and forward through what depends on them
     only. It stops at placeholders, other reductions and operations that are not covered. Operands of contractions are
-    taken through views, casts and one scaling only: what is costlier is better computed once, outside.
+    taken through views, casts, joins of features and one scaling only: what is costlier is better computed once, outside.
     """
-    finder = _Finder(lowered, members | producers)
+    finder = _Finder(lowered, members | beside)
     interior = finder.interior()
     if interior is None:
         return None
@@ -261,7 +266,7 @@ class _Finder:
         if scalings is not None and n not in self.free:
             if is_scaling(n) and scalings:
                 scalings -= 1
-            elif not (is_view(n) or is_cast(n)):
+            elif not (is_view(n) or is_cast(n) or is_join(n)):
                 return
         if not owned:
             self.copies.add(n)

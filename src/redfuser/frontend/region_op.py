@@ -10,6 +10,7 @@ import hashlib
 import threading
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from typing import Any
 
 import torch
@@ -18,7 +19,7 @@ from redfuser.frontend.partition import Cut
 from redfuser.frontend.values import torch_dtype
 from redfuser.index.print import show_program
 
-# inputs and symbolic sizes in, results out; None when this call is better run unfused
+# inputs and symbolic sizes in, results out, each row-major in memory of its own; None when this call is better run unfused
 Kernel = Callable[[list[torch.Tensor], dict[str, int]], list[torch.Tensor] | None]
 
 
@@ -34,8 +35,12 @@ class Entry:
         cut = self.cut
         results = self.kernel(list(inputs), cut.sizes(inputs, sizes))
         if results is None:
-            results = cut.run(inputs, sizes)
-        return _owned(results, inputs, cut.layouts)
+            return _owned(cut.run(inputs, sizes), inputs, cut.layouts)
+        return results if self._row_major else _owned(results, inputs, cut.layouts)
+
+    @cached_property
+    def _row_major(self) -> bool:
+        return all(layout == _ROW_MAJOR[: len(layout)] for layout in self.cut.layouts)
 
 
 _entries: dict[str, Entry] = {}
@@ -75,7 +80,7 @@ def _owned(
 ) -> list[torch.Tensor]:
     """Dense results, laid out as the user's code does, that share no memory with an input or with each other.
 
-    What a kernel has just allocated passes as it is: this stands in every call, so it asks only what is cheap.
+    What has just been allocated passes as it is.
     """
     taken = {x.untyped_storage().data_ptr() for x in inputs}
     out: list[torch.Tensor] = []

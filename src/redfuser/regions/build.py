@@ -48,6 +48,10 @@ def build(program: Program, group: Group) -> Region | None:
             return None
     stages = tuple(_stage(r, frame) for r in members.values())
     known = {s.name: s for s in stages}
+    placed_epilogues = _epilogues((d for d in program.definitions if d.name in group.epilogues), frame, known)
+    if placed_epilogues is None:
+        return None
+    epilogues, places = placed_epilogues
     element_loads = {x for s in stages for x in loads(s.body)}
     results = []
     for o in program.outputs:
@@ -55,22 +59,59 @@ def build(program: Program, group: Group) -> Region | None:
             return None
         d = definitions[o.value]
         if isinstance(d, Reduce):
-            if d.name not in known:
+            if d.name in places:
+                results.append(_epilogue_result(d, places[d.name], frame))
+            elif d.name in known:
+                results.append(_reduction_result(d, known[d.name], frame, o.part))
+            else:
                 return None
-            results.append(_reduction_result(d, known[d.name], frame, o.part))
             continue
         placed = _place_map(d, frame, element_loads)
         if placed is None:
             return None
         results.append(_map_result(d, placed, frame, known))
+        if any(x.index != places[x.source] for x in loads(results[-1].body) if x.source in places):
+            return None
     producers = tuple(d for d in program.definitions if isinstance(d, Reduce) and d.name in group.producers)
-    available = {i.name for i in program.inputs} | set(known) | {p.name for p in producers}
-    bodies = [*(s.body for s in stages), *(p.body for p in producers), *(r.body for r in results)]
+    available = {i.name for i in program.inputs} | set(known) | {p.name for p in (*producers, *epilogues)}
+    bodies = [*(s.body for s in stages), *(p.body for p in (*producers, *epilogues)), *(r.body for r in results)]
     if any(x.source not in available for body in bodies for x in loads(body)):
         return None
     if not all(_covers(r) for r in results):
         return None
-    return Region(program, Problem(axis, stages), producers, tuple(results))
+    return Region(program, Problem(axis, stages), producers, tuple(results), epilogues)
+
+
+def _epilogues(
+    reductions: Iterable[Map | Reduce], frame: _Frame, stages: Mapping[str, Stage]
+) -> tuple[tuple[Reduce, ...], dict[str, tuple[Int, ...]]] | None:
+    """The epilogues over the frame's axes and the slots of their lists, and where each lies in the frame."""
+    out: list[Reduce] = []
+    places: dict[str, tuple[Int, ...]] = {}
+    for r in reductions:
+        assert isinstance(r, Reduce)
+        trial = replace(frame, axes=list(frame.axes))
+        where = _solve(r.axes, _equations(r.body, frame, set(r.axes)), [as_int(a) for a in frame.axes], trial)
+        slots = {k for x in loads(r.body) if x.source in stages and (k := stages[x.source].k) is not None}
+        if where is None or trial.axes != frame.axes or len(slots) != 1:
+            return None
+        (k,) = slots
+
+        def canonical(x: Load) -> Expr | None:
+            s = stages.get(x.source)
+            return None if s is None else _canonical(x, s.axes, s.k)
+
+        body = substitute(r.body, {**where, r.over[0]: as_int(k)}, canonical)
+        places[r.name] = tuple(where[a] for a in r.axes)
+        if any(x.index != places[x.source] for x in loads(body) if x.source in places):
+            return None
+        out.append(replace(r, over=(k,), body=body))
+    return tuple(out), places
+
+
+def _epilogue_result(r: Reduce, place: tuple[Int, ...], frame: _Frame) -> Result:
+    axes = _in_order((x for i in place for x in i.axes()), frame)
+    return Result(r.name, tuple(a.size for a in r.axes), place, axes, Load(r.name, place, r.dtype, Part.VALUE), r.dtype)
 
 
 def _covers(r: Result) -> bool:

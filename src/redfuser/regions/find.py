@@ -1,8 +1,10 @@
-"""Which reductions of an index program form a cascade, and which reductions are computed inside its tiles.
+"""Which reductions of an index program form a cascade, and which others are computed with it.
 
 A cascade grows along dependence: a reduction joins when it reads an earlier result that is fixed along its own reduced
 axes, the reduced axes have the same lengths, and both stream a common source. It must stay convex: what a member
 streams may not depend on another member, or one pass could never serve both.
+
+Producers are computed inside its tiles; epilogues reduce a list that it ends with (weights over the sum of the chosen).
 """
 
 from __future__ import annotations
@@ -17,10 +19,17 @@ from redfuser.index.nodes import Program, Reduce
 
 @dataclass(frozen=True, slots=True)
 class Group:
-    """``members`` in program order; ``producers`` are reductions over other axes that its tiles compute."""
+    """``members`` in program order; ``producers`` are reductions over other axes that its tiles compute, ``epilogues``
+    those over the slots of its lists, computed after the passes."""
 
     members: tuple[str, ...]
     producers: frozenset[str]
+    epilogues: frozenset[str] = frozenset()
+
+    @property
+    def beside(self) -> frozenset[str]:
+        """What is computed with the members."""
+        return self.producers | self.epilogues
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,26 +43,53 @@ class _Uses:
 
 
 def find(program: Program) -> tuple[Group, ...]:
-    """All cascades of two or more reductions, in program order. A reduction belongs to one at most.
+    """All cascades of two or more reductions, epilogues counted, in program order. A reduction belongs to one at most.
 
     What the tiles of one cascade compute is in no other: it need not be stored, and that saves the most.
     """
     reductions = {r.name: r for r in program.reductions}
     uses = {r.name: _uses(r, reductions) for r in reductions.values()}
     parts = _parts(program, reductions)
-    inlined: frozenset[str] = frozenset()
+    lists = _of_lists(reductions)
+    inlined: frozenset[str] = frozenset(lists)
     while True:
-        groups = _grouped(uses, parts, inlined)
-        found = [Group(members, _producers(program, members, reductions)) for members in groups]
-        members = {m for g in found for m in g.members}
-        taken = inlined.union(*(g.producers & members for g in found))
+        found = []
+        for members in _grouped(uses, parts, inlined):
+            epilogues = frozenset(e for e, owner in lists.items() if owner in members)
+            if len(members) + len(epilogues) > 1:
+                found.append(Group(members, _producers(program, members, reductions), epilogues))
+        taken = inlined.union(*(g.producers & {m for o in found for m in o.members} for g in found))
         if taken == inlined:
             return tuple(found)
         inlined = taken
 
 
+def _of_lists(reductions: dict[str, Reduce]) -> dict[str, str]:
+    """Reductions over the slots of one list, each with the list; they read nothing else but one another."""
+    out: dict[str, str] = {}
+    for r in reductions.values():
+        owners: set[str] = set()
+        if not any(x.index[-1].axis in r.over for x in loads(r.body) if x.source in reductions and x.index):
+            continue
+        for x in loads(r.body):
+            source = reductions.get(x.source)
+            if source is None:
+                owners.add("")
+            elif source.k is not None and x.index[-1].axis in r.over and not _axes(x.index[:-1]) & set(r.over):
+                owners.add(source.name)
+            else:
+                owners.add("" if _axes(x.index) & set(r.over) else out.get(source.name, ""))
+        if len(owners) == 1 and "" not in owners and len(r.over) == 1 and not r.reducer.has_index:
+            out[r.name] = owners.pop()
+    return out
+
+
+def _axes(index: Iterable[Int]) -> frozenset[Axis]:
+    return frozenset[Axis]().union(*(i.axes() for i in index))
+
+
 def _grouped(uses: dict[str, _Uses], parts: _Parts, apart: frozenset[str]) -> list[tuple[str, ...]]:
-    """The cascades of two or more reductions when those in ``apart`` are in none."""
+    """The reductions in cascades, single ones too, when those in ``apart`` are in none."""
     above = _ancestors(uses)
     groups: dict[str, tuple[str, ...]] = {}
     for name, u in uses.items():
@@ -68,7 +104,7 @@ def _grouped(uses: dict[str, _Uses], parts: _Parts, apart: frozenset[str]) -> li
                 for n in merged:
                     groups[n] = merged
                 break
-    return [members for members in dict.fromkeys(groups.values()) if len(members) > 1]
+    return [members for members in dict.fromkeys(groups.values()) if not apart & set(members)]
 
 
 _Part = frozenset[tuple[int, Int]]

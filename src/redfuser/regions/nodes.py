@@ -32,6 +32,8 @@ class Region:
     """``problem`` is the cascade; ``producers`` are reductions over other axes that are computed inside a tile.
 
     A producer is read in a body by Load(name, index); its own ``axes`` are formal: an index may be any expression.
+    ``epilogues`` reduce lists of the problem over their slots after the passes; results read them, at their own place in
+    the frame.
     The inputs of the program are the tensors of the call.
     """
 
@@ -39,3 +41,4 @@ class Region:
     problem: Problem
     producers: tuple[Reduce, ...]
     results: tuple[Result, ...]
+    epilogues: tuple[Reduce, ...] = ()

@@ -142,7 +142,7 @@ def _name(r: Row[Schedule | None]) -> str:
     if s is None:
         return "unfused"
     parts = "" if s.strategy is not Strategy.MULTI else f" of {s.segments} segments"
-    extra = ", bulk copies" * s.bulk
+    extra = ", bulk copies" * s.bulk + (f", {s.lanes} lanes" if s.lanes else "")
     return f"{s.strategy}{parts} ({s.row}x{s.tile}, {s.warps} warps, {s.stages} stages{extra})"
 
 

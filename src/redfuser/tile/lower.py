@@ -6,6 +6,7 @@ What does not depend on a loop's axis (or on state that the loop moves) is place
 
 from __future__ import annotations
 
+import itertools
 from collections import Counter
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
@@ -34,14 +35,17 @@ from redfuser.index.ints import Axis, Gather, Int, as_int, nonnegative
 from redfuser.index.nodes import Map as Definition
 from redfuser.index.nodes import Reduce as Reduction
 from redfuser.index.nodes import Reducer
+from redfuser.index.simplify import refolded
 from redfuser.tile import dots
 from redfuser.tile.identity import result_dtype
+from redfuser.tile.lanes import share
 from redfuser.tile.names import Names
 from redfuser.tile.nodes import (
     Combine,
     Correct,
     Dot,
     Guard,
+    Lanes,
     Map,
     Operation,
     Read,
@@ -94,10 +98,12 @@ class Lowering:
         tensors: Mapping[str, Tensor],
         definitions: Mapping[str, Definition],
         producers: Mapping[str, Reduction],
+        epilogues: Mapping[str, Reduction],
         frame: frozenset[Axis],
         taken: Iterable[str] = (),
     ) -> None:
-        self.tensors, self.definitions, self.producers, self.frame = tensors, definitions, producers, frame
+        self.tensors, self.definitions, self.frame = tensors, definitions, frame
+        self.producers, self.epilogues = producers, epilogues
         self.names = Names((*tensors, *taken))
         self.levels = [Level()]
         self.values: dict[str, Value] = {}
@@ -107,10 +113,13 @@ class Lowering:
         self.state: dict[tuple[str, bool, Part], Value] = {}
         self.inner: dict[Axis, None] = {}
         self._fresh: dict[str, tuple[Axis, ...]] = {}
+        self._pieces: dict[tuple[Axis, int], Axis] = {}
         self._uses: Counter[Expr] = Counter()
         self.loops: list[Axis] = []
         self.ends: dict[Axis, tuple[Axis, Axis]] = {}
         self.full: list[bool] = []
+        self.lanes: Lanes | None = None
+        self.tile = 0  # positions of a whole tile that is dealt to lanes
 
     # -- blocks ------------------------------------------------------------------------------------------------------
     def open(self, axis: Axis, full: bool = False) -> None:
@@ -175,6 +184,10 @@ class Lowering:
         """The block for a value that spans ``axes``: that of the innermost loop over one of them."""
         return max([at_least, *(n for n, a in enumerate(self.loops, 1) if a in axes)])
 
+    def met(self, axes: frozenset[Axis]) -> frozenset[Axis]:
+        """The axes of a value made of values that span ``axes`` together."""
+        return axes if self.lanes is None else self.lanes.met(axes)
+
     # -- spans -------------------------------------------------------------------------------------------------------
     def span(self, e: Expr) -> frozenset[Axis]:
         """The axes an expression depends on, before anything is emitted."""
@@ -215,7 +228,7 @@ class Lowering:
                 return self._load(e)
             case _:
                 args = [self.place(a) for a in children(e)]
-                axes = frozenset[Axis]().union(*(a.axes for a in args))
+                axes = self.met(frozenset[Axis]().union(*(a.axes for a in args)))
                 level = max(a.level for a in args)
                 kept = [self._named(a) if _own(a, axes, level) else a for a in args]
                 return Placed(rebuild(e, tuple(a.expr for a in kept)), axes, level)
@@ -270,6 +283,8 @@ class Lowering:
             return self._read(Load(t.name, e.index, t.dtype, Part.VALUE))
         if e.source in self.producers:
             return self._ref(self.producer(self.producers[e.source], e.index))
+        if e.source in self.epilogues:
+            return self._ref(self.epilogue(self.epilogues[e.source]))
         if e.source in self.definitions:
             d = self.definitions[e.source]
             return self.place(substitute(d.body, dict(zip(d.axes, e.index, strict=True))))
@@ -353,11 +368,20 @@ class Lowering:
             self.levels[self.level_of[known.name]].known[key] = known
         return known
 
+    def epilogue(self, p: Reduction) -> Value:
+        """A reduction of a list over its slots."""
+        key = ("epilogue", p.name)
+        known = self._known(key, len(self.levels) - 1)
+        if known is None:
+            known = self.reduction(p.body, p.reducer, p.over, p.dtype.compute, p.name)
+            self.levels[self.level_of[known.name]].known[key] = known
+        return known
+
     def _inner(self, p: Reduction) -> tuple[Axis, ...]:
         if p.name not in self._fresh:
             axes = tuple(Axis(a.name, a.size) if a in self.frame else a for a in p.over)
             self._fresh[p.name] = axes
-            self.inner.update(dict.fromkeys(axes))
+        self.inner.update(dict.fromkeys(self._fresh[p.name]))
         return self._fresh[p.name]
 
     def operands(self, body: Expr, over: tuple[Axis, ...], dtype: DType) -> dots.Split | None:
@@ -374,7 +398,12 @@ class Lowering:
                 if not over:
                     v = self.value(body, wish if add is None else None, dtype)
                     return v if add is None else self.combine(reducer, add, v, wish)
-            pair = self.operands(body, over, dtype)
+            pair = None if any(map(self._dealt, over)) else self.operands(body, over, dtype)
+            if pair is not None and (cut := self._joint(body, over)) is not None:
+                for part, axes in cut:
+                    add = self.reduction(part, reducer, axes, dtype, wish, add)
+                assert add is not None
+                return add
             if pair is not None:
                 return self._dot(pair, over, dtype, wish, add)
         v = self.value(body, f"{wish}_of")
@@ -383,18 +412,51 @@ class Lowering:
         for i, axis in enumerate(over):
             v = self.guard(v, axis, reducer.identity(v.dtype))
             last = add is None and i + 1 == len(over)
-            out = self.new(wish if last else f"{wish}_part", dtype, v.axes - {axis})
+            apart = frozenset((self.lanes.axis,)) if self.lanes is not None and self._dealt(axis) else frozenset[Axis]()
+            out = self.new(wish if last else f"{wish}_part", dtype, (v.axes - {axis}) | apart)
             v = self.emit(Reduce(out, v.name, reducer, axis), self.level(out.axes, self.level_of[v.name]))
         if add is not None:
             v = self.combine(reducer, add, v, wish)
         return v
 
+    def _joint(self, body: Expr, over: tuple[Axis, ...]) -> list[tuple[Expr, tuple[Axis, ...]]] | None:
+        """The terms of a dot whose operand is joined along an axis it contracts: one for each piece, with its own axes.
+
+        sum over f < 576 of q[f] * where(f < 512, a[f], b[f - 512])
+            ->  sum over f < 512 of q[f] * a[f]  +  sum over f < 64 of q[512 + f] * b[f]
+        """
+        for axis in over:
+            ends = joints(body, axis) if axis in self.inner else []
+            if not ends:
+                continue
+            out = []
+            for start, stop in itertools.pairwise((0, *ends)):
+                key = (axis, start)
+                piece = self._pieces.setdefault(key, Axis(axis.name, as_int(stop - start)))
+                self.inner[piece] = None
+                part = refolded(body, {axis: as_int(piece) + start})
+                out.append((part, tuple(piece if a is axis else a for a in over)))
+            del self.inner[axis]
+            return out
+        return None
+
+    def _dealt(self, axis: Axis) -> bool:
+        """True for an axis whose tiles are reduced within lanes."""
+        return self.lanes is not None and axis is self.lanes.of
+
     def _times(self, body: Expr, axes: tuple[Axis, ...], dtype: DType) -> Expr:
         """The sum of equal terms along axes: one of them times the number of positions in the tile."""
         count = as_int(1)
         for a in axes:
-            count = count * (as_int(a.size) if a not in self.ends else as_int(self.ends[a][1]) - self.ends[a][0] + 1)
-        number = position(count)
+            if not self._dealt(a):
+                here = as_int(a.size) if a not in self.ends else as_int(self.ends[a][1]) - self.ends[a][0] + 1
+                count = count * here
+        number: Expr = position(count)
+        if self.lanes is not None and self.lanes.of in axes:
+            first, last = self.ends[self.lanes.of]
+            whole = self.full[self.loops.index(self.lanes.of)]
+            each = share(self.lanes, as_int(self.tile) if whole else as_int(last) - first + 1)
+            number = each if count.value == 1 else Apply(Fn.MUL, (number, each), DType.INT64)
         if body is const(1, DType.INT64) and dtype is DType.INT64:
             return number
         wide = body if dtype_of(body) is dtype else Cast(body, dtype)
@@ -426,13 +488,15 @@ class Lowering:
         """v with its elements beyond the end of the axis set to fill; a plain read is 0 there already."""
         zero = not isinstance(fill.value, bool) and fill.value == 0
         inside = any(a is axis and full for a, full in zip(self.loops, self.full, strict=True))
+        inside |= self.lanes is not None and axis is self.lanes.axis
         if axis in v.axes and (inside or (zero and self._is_read(v))):
             return v
         key = ("guard", v.name, axis, fill)
-        level = self.level(v.axes | {axis}, self.level_of[v.name])
+        axes = self.met(v.axes | {axis})
+        level = self.level(axes, self.level_of[v.name])
         known = self._known(key, level)
         if known is None:
-            known = self.emit(Guard(self.new(f"{v.name}_in", v.dtype, v.axes | {axis}), v.name, axis, fill), level)
+            known = self.emit(Guard(self.new(f"{v.name}_in", v.dtype, axes), v.name, axis, fill), level)
             self.levels[level].known[key] = known
         return known
 
@@ -443,7 +507,7 @@ class Lowering:
 
     def combine(self, reducer: Reducer, left: Value, right: Value, wish: str) -> Value:
         level = max(self.level_of[left.name], self.level_of[right.name])
-        out = self.new(wish, left.dtype, left.axes | right.axes)
+        out = self.new(wish, left.dtype, self.met(left.axes | right.axes))
         return self.emit(Combine(out, reducer, left.name, right.name), level)
 
     def select(
@@ -456,6 +520,21 @@ class Lowering:
         index = self.new(f"{wish}_index", DType.INT64, axes)
         self.emit(Select(out, index, v.name, reducer, over, k), self.level(axes, self.level_of[v.name]))
         return out, index
+
+
+def joints(body: Expr, axis: Axis) -> list[int]:
+    """The ends of the pieces of an axis of fixed length on which the branches of ``body`` are settled, if there are two."""
+    size = axis.size.value
+    found = set()
+    for x in walk(body):
+        match x:
+            case Apply(fn=Fn.LT, args=(Position(index=i), Const(value=int(end)))) if size is not None:
+                start = (i - axis).value
+                if start is not None and 0 < end - start < size:
+                    found.add(end - start)
+            case _:
+                pass
+    return [*sorted(found), size] if found and size is not None else []
 
 
 def _own(p: Placed, axes: frozenset[Axis], level: int) -> bool:

@@ -1,8 +1,9 @@
 """Which tiles a mask empties, and in which it need not be computed.
 
-A condition is a comparison of positions, such as ``l <= i + off``. It is *necessary* when every element of a pass
-becomes its reducer's identity once the condition is false: then tiles where it is false everywhere are skipped. In
-tiles where all necessary conditions hold everywhere, the elements are used with the conditions replaced by true.
+A condition is a comparison of positions, such as ``l <= i + off``, or says that one of several holds. It is *necessary*
+when every element of a pass becomes its reducer's identity once the condition is false: then tiles where it is false
+everywhere are skipped. In tiles where all necessary conditions hold everywhere, the elements are used with the conditions
+replaced by true.
 
     max over l of where(l <= i, s, -inf)           with l <= i false:  -inf,  the identity of max
     sum over l of exp(where(l <= i, s, -inf) - b)  with l <= i false:  exp(-inf - b) = 0,  b finite
@@ -11,7 +12,7 @@ tiles where all necessary conditions hold everywhere, the elements are used with
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 
 from redfuser.algebra.nodes import Accumulator, Base, Pass
@@ -34,6 +35,18 @@ class Piece:
 
 
 @dataclass(frozen=True, slots=True)
+class Reach:
+    """Bounds that data give: outside ``start`` to ``stop`` no element counts, from ``open_start`` to ``open_stop`` the
+    ``known`` conditions hold for all of them."""
+
+    start: Bound
+    stop: Bound
+    open_start: Bound
+    open_stop: Bound
+    known: Mapping[Expr, bool]
+
+
+@dataclass(frozen=True, slots=True)
 class Limits:
     """A condition on the cascade axis: lowest <= l <= highest (None: no limit), over the rows of a block."""
 
@@ -43,40 +56,58 @@ class Limits:
 
 # -- the conditions --------------------------------------------------------------------------------------------------
 def conditions(p: Pass, axis: Axis, stages: frozenset[str]) -> list[tuple[Expr, bool]]:
-    """The necessary conditions of a pass: (comparison, the truth it must have).
+    """The necessary conditions of a pass: (comparison or several joined, the truth it must have).
 
     ``stages`` are the results that the pass may load.
     """
+    # the negation of a condition says the same
+    return _necessary(p, stages, lambda c, truth: not _negates(c) and bool(alternatives(c, truth, axis)))
+
+
+def _negates(e: Expr) -> bool:
+    return isinstance(e, Apply) and e.fn is Fn.NOT
+
+
+def alternatives(e: Expr, truth: bool, axis: Axis) -> list[tuple[Expr, bool]]:
+    """The comparisons, and the truth of each, one of which gives e its truth; none where e says something else.
+
+    (l <= i) | (l < 8)  true          l <= i true,  l < 8 true
+    (l > i) & (l >= 8)  false         l > i false,  l >= 8 false
+    """
+    if _compares(e, axis):
+        return [(e, truth)]
+    match e:
+        case Apply(fn=Fn.NOT, args=(a,)):
+            return alternatives(a, not truth, axis)
+        case Apply(fn=Fn.OR | Fn.AND, dtype=DType.BOOL) if truth is (e.fn is Fn.OR):
+            parts = [alternatives(a, truth, axis) for a in e.args]
+            return [x for p in parts for x in p] if all(parts) else []
+        case _:
+            return []
+
+
+def reaching(p: Pass, axis: Axis, stages: frozenset[str]) -> list[tuple[Expr, bool]]:
+    """The necessary conditions on data: comparisons of loads along the axis with loads along the rows.
+
+        where(segment[i] == segment[l], s, -inf)        segment[i] == segment[l] must be true
+
+    Each load runs along the axis or along other axes, so that the condition costs little beside what it saves.
+    """
+    return _necessary(p, stages, lambda c, truth: _meets(c, axis, stages))
+
+
+def _necessary(p: Pass, stages: frozenset[str], eligible: Callable[[Expr, bool], bool]) -> list[tuple[Expr, bool]]:
+    """The eligible conditions, with the truth that each must have: with the other, no element counts."""
     steps = [s for s in p.steps if isinstance(s, Accumulator)]
     facts = Facts(frozenset(s.name for s in p.steps if isinstance(s, Base)), stages)
     if any(a.reducer.has_index for a in steps):
         return []
-    found = []
-    for c in dict.fromkeys(c for a in steps for c in walk(a.element) if _compares(c, axis)):
-        for truth in (False, True):
-            if all(_is_identity(a, fold(a.element, {c: truth}, facts)) for a in steps):
-                found.append((c, not truth))
-    return found
-
-
-def reaching(p: Pass, axis: Axis, stages: frozenset[str]) -> Expr | None:
-    """What data must hold for an element to count, where loads along the axis meet loads along the rows; None if nothing.
-
-        where(segment[i] == segment[l], s, -inf)        segment[i] == segment[l]
-
-    Each load runs along the axis or along other axes, so that the condition costs little beside what it saves.
-    """
-    steps = [s for s in p.steps if isinstance(s, Accumulator)]
-    facts = Facts(frozenset(s.name for s in p.steps if isinstance(s, Base)), stages)
-    if any(a.reducer.has_index for a in steps):
-        return None
-    found: Expr | None = None
-    for c in dict.fromkeys(c for a in steps for c in walk(a.element) if _meets(c, axis, stages)):
-        for truth in (False, True):
-            if all(_is_identity(a, fold(a.element, {c: truth}, facts)) for a in steps):
-                needed = c if not truth else Apply(Fn.NOT, (c,), DType.BOOL)
-                found = needed if found is None else Apply(Fn.AND, (found, needed), DType.BOOL)
-    return found
+    return [
+        (c, not truth)
+        for c in dict.fromkeys(c for a in steps for c in walk(a.element))
+        for truth in (False, True)
+        if eligible(c, not truth) and all(_is_identity(a, fold(a.element, {c: truth}, facts)) for a in steps)
+    ]
 
 
 def _meets(e: Expr, axis: Axis, stages: frozenset[str]) -> bool:
@@ -331,21 +362,23 @@ def pieces(
     axes: Mapping[Axis, TileAxis],
     within: tuple[Bound, Bound] | None,
     stages: frozenset[str],
-    reach: tuple[Bound, Bound] | None = None,
+    reach: Reach | None = None,
 ) -> list[Piece]:
-    """The loops of a pass. ``within`` are the bounds of a segment; ``stages`` are results that the pass may load;
-    ``reach``: bounds outside which data say that no element counts."""
+    """The loops of a pass. ``within`` are the bounds of a segment; ``stages`` are results that the pass may load."""
     start: list[Bound] = [At(ZERO)]
     stop: list[Bound] = [At(as_int(axis.size))]
-    if reach is not None:
-        start.append(reach[0])
-        stop.append(reach[1])
-    if within is not None:
-        start.append(within[0])
-        stop.append(within[1])
     inner_start: list[Bound] = []
     inner_stop: list[Bound] = []
     known: dict[Expr, bool] = {}
+    if reach is not None:
+        start.append(reach.start)
+        stop.append(reach.stop)
+        inner_start.append(reach.open_start)
+        inner_stop.append(reach.open_stop)
+        known |= reach.known
+    if within is not None:
+        start.append(within[0])
+        stop.append(within[1])
     for c, truth in conditions(p, axis, stages):
         low, high, all_low, all_high, solved = _ends(c, truth, axis, axes)
         start += low
@@ -384,6 +417,24 @@ def _ends(
     c: Expr, truth: bool, axis: Axis, axes: Mapping[Axis, TileAxis]
 ) -> tuple[list[Bound], list[Bound], list[Bound], list[Bound], bool]:
     """Bounds outside which the condition fails for the whole block, bounds inside which it holds for all of it."""
+    parts = [_ends_of_comparison(x, t, axis, axes) for x, t in alternatives(c, truth, axis)]
+    if len(parts) == 1:
+        return parts[0]
+    lows, highs, all_lows, all_highs, solved = zip(*parts, strict=True)
+    # one of them suffices: the widest end holds, where all cut the same side
+    upper, lower = all(len(x) == 1 for x in highs), all(len(x) == 1 for x in lows)
+    if upper and not any(lows):
+        every = [_greatest([x[0] for x in all_highs])] if all(all_highs) else []
+        return [], [_greatest([x[0] for x in highs])], [], every, all(solved)
+    if lower and not any(highs):
+        every = [_least([x[0] for x in all_lows])] if all(all_lows) else []
+        return [_least([x[0] for x in lows])], [], every, [], all(solved)
+    return [], [], [], [], False
+
+
+def _ends_of_comparison(
+    c: Expr, truth: bool, axis: Axis, axes: Mapping[Axis, TileAxis]
+) -> tuple[list[Bound], list[Bound], list[Bound], list[Bound], bool]:
     low: list[Bound] = []
     high: list[Bound] = []
     all_low: list[Bound] = []

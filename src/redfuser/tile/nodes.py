@@ -36,6 +36,7 @@ class Role(Name):
     ROW = "row"  # kept, and missing from some operand: blocks of the grid
     COLUMN = "column"  # kept by some of the reductions only
     CASCADE = "cascade"  # the axis of the passes
+    LANE = "lane"  # running states side by side, for positions of the cascade axis in turn
     SEGMENT = "segment"  # the pieces of the cascade axis
     INNER = "inner"  # contracted inside a tile
     RANK = "rank"  # the slots of a top-k list
@@ -69,6 +70,24 @@ class TileAxis:
     block: int | None
     first: Axis
     last: Axis
+
+
+@dataclass(frozen=True, slots=True)
+class Lanes:
+    """The positions of each tile of ``of`` are dealt to the lanes of ``axis``, ``run`` neighbours at a time, in turn.
+
+    With 3 lanes and runs of 2 the tile 0 1 2 3 4 5 6 7 gives lane 0 the positions 0 1 6 7, lane 1 2 3 and lane 2 4 5.
+    A value that spans ``of`` is of one lane at each position: what spans ``axis`` meets it there, and the result spans
+    ``of``.
+    """
+
+    axis: Axis
+    of: Axis
+    run: int
+
+    def met(self, axes: frozenset[Axis]) -> frozenset[Axis]:
+        """The axes of a value made of values that span ``axes`` together."""
+        return axes - {self.axis} if self.of in axes else axes
 
 
 @dataclass(frozen=True, slots=True)
@@ -183,7 +202,7 @@ class Dot:
 
 @dataclass(frozen=True, slots=True)
 class Reduce:
-    """out = reducer over ``over`` of arg, in out's dtype."""
+    """out = reducer over ``over`` of arg, in out's dtype; for each lane apart when out spans the lanes of ``over``."""
 
     out: Value
     arg: str
@@ -289,13 +308,15 @@ Statement = Union[
 
 @dataclass(frozen=True, slots=True)
 class Kernel:
-    """``grid``: the axes that are cut in blocks, one program for each; ``inside``: the other axes of its tiles."""
+    """``grid``: the axes that are cut in blocks, one program for each; ``inside``: the other axes of its tiles;
+    ``lanes``: how the tiles of one of those are dealt."""
 
     name: str
     note: str
     grid: tuple[TileAxis, ...]
     inside: tuple[TileAxis, ...]
     body: tuple[Statement, ...]
+    lanes: Lanes | None = None
 
     @property
     def axes(self) -> tuple[TileAxis, ...]:

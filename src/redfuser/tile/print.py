@@ -164,6 +164,9 @@ def show_kernel(k: Kernel, namer: Namer = str) -> str:
     for label, members in (("grid", k.grid), ("tile", k.inside)):
         if members:
             lines.append(f"    {label} {', '.join(_axis(t, axes) for t in members)}")
+    if k.lanes is not None:
+        x = k.lanes
+        lines.append(f"    deal {axes.name(x.of)} to {axes.name(x.axis)}, {x.run} at a time")
     for n, s in enumerate(k.body):
         text = list(_statement(s, axes, namer))
         before = k.body[n - 1] if n else None

@@ -15,8 +15,9 @@ class Unsupported(Exception):
 class Schedule:
     """``row``: positions of all row axes together in a tile; ``tile``: of the cascade axis; ``column``: of each column
     axis (None: whole); ``segments``: pieces of the cascade axis, for MULTI; ``merge_row`` and ``merge_column``: the
-    blocks in which their partial states are joined (None: as before); ``warps`` and ``stages``: what a GPU's compiler
-    is told, threads by 32 and loads in flight; ``bulk``: tiles come by its bulk copy engine."""
+    blocks in which their partial states are joined (None: as before); ``lanes``: running states side by side, each for
+    ``run`` neighbouring positions of a tile in turn (0: one for the whole tile); ``warps`` and ``stages``: what a GPU's
+    compiler is told, threads by 32 and loads in flight; ``bulk``: tiles come by its bulk copy engine."""
 
     strategy: Strategy
     row: int = 64
@@ -25,6 +26,8 @@ class Schedule:
     segments: int = 1
     merge_row: int | None = None
     merge_column: int | None = None
+    lanes: int = 0
+    run: int = 1
     warps: int = 4
     stages: int = 2
     bulk: bool = False

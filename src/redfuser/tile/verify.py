@@ -4,7 +4,7 @@ of every operation follow from its arguments."""
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 from redfuser.index.expr import Const, DType, Expr, Load, Position, Ref, dtype_of, walk
 from redfuser.index.ints import Axis, Int
@@ -23,6 +23,7 @@ from redfuser.tile.nodes import (
     Highest,
     Kernel,
     Kind,
+    Lanes,
     Least,
     Loop,
     Lowest,
@@ -31,6 +32,7 @@ from redfuser.tile.nodes import (
     Read,
     Reduce,
     Rename,
+    Role,
     Select,
     SelectMerge,
     Statement,
@@ -55,14 +57,23 @@ class _Scope:
     tensors: Mapping[str, Tensor]
     axes: frozenset[Axis]
     scalars: frozenset[Axis]
+    lanes: Lanes | None
     values: dict[str, Value] = field(default_factory=dict)
     states: set[str] = field(default_factory=set)
     written: set[str] = field(default_factory=set)
 
     def inner(self, axis: Axis, scalars: frozenset[Axis]) -> _Scope:
-        return _Scope(
-            self.tensors, self.axes | {axis}, self.scalars | scalars, dict(self.values), self.states, self.written
-        )
+        return replace(self, axes=self.axes | {axis}, scalars=self.scalars | scalars, values=dict(self.values))
+
+    def met(self, axes: frozenset[Axis]) -> frozenset[Axis]:
+        return axes if self.lanes is None else self.lanes.met(axes)
+
+    def dealt(self, v: Value) -> bool:
+        return self.lanes is not None and bool(v.axes & {self.lanes.axis, self.lanes.of})
+
+    @property
+    def lane(self) -> frozenset[Axis]:
+        return frozenset() if self.lanes is None else frozenset((self.lanes.axis,))
 
 
 def problems(p: Program) -> Iterator[str]:
@@ -96,9 +107,22 @@ def _kernel(k: Kernel, tensors: Mapping[str, Tensor], written: set[str]) -> Iter
     fixed = frozenset(axes) - tiled
     scalars = frozenset(a for t in k.axes if t.axis in fixed for a in (t.first, t.last))
     available = {n: t for n, t in tensors.items() if t.kind is Kind.INPUT or n in written}
-    scope = _Scope(available, fixed, scalars)
+    yield from _lanes(k, looped)
+    scope = _Scope(available, fixed, scalars, k.lanes)
     yield from _block(k.body, k, scope, tensors)
     written |= scope.written
+
+
+def _lanes(k: Kernel, looped: set[Axis]) -> Iterator[str]:
+    found = [t for t in k.axes if t.role is Role.LANE]
+    if k.lanes is None:
+        if found:
+            yield f"{found[0].axis.name} has lanes of no axis"
+        return
+    if [t.axis for t in found] != [k.lanes.axis] or found[0] not in k.inside or found[0].block is not None:
+        yield f"the lanes {k.lanes.axis.name} are not one whole axis of the tile"
+    if k.lanes.of not in looped or k.lanes.run < 1:
+        yield f"{k.lanes.of.name} cannot be dealt to lanes, {k.lanes.run} positions at a time"
 
 
 def _block(body: tuple[Statement, ...], k: Kernel, scope: _Scope, tensors: Mapping[str, Tensor]) -> Iterator[str]:
@@ -139,7 +163,7 @@ def _loop(s: Loop, k: Kernel, scope: _Scope, tensors: Mapping[str, Tensor]) -> I
                 yield f"a bound of the loop over {s.axis.name} depends on {_names(loose)}"
         for name in bound_values(b):
             v = scope.values.get(name)
-            if v is None or v.dtype is not DType.INT64:
+            if v is None or v.dtype not in (DType.INT32, DType.INT64):
                 yield f"a bound of the loop over {s.axis.name} reads {name}, which is no integer computed before it"
     yield from _block(s.body, k, scope.inner(s.axis, frozenset((t.first, t.last))), tensors)
 
@@ -170,6 +194,9 @@ def _store(s: Store, scope: _Scope, tensors: Mapping[str, Tensor]) -> Iterator[s
         yield f"{s.value} is {v.dtype.value}, stored to {t.name} of {t.dtype.value}"
     if len(s.index) != len(t.shape):
         yield f"{t.name} has {len(t.shape)} axes, stored with {len(s.index)} indices"
+    if scope.lane & (v.axes | frozenset(s.axes)):
+        yield f"{s.value} is stored to {t.name} lane by lane; the lanes must be joined before"
+        return
     if not v.axes <= frozenset(s.axes):
         yield f"{s.value} spans {_names(v.axes - frozenset(s.axes))}, which the store to {t.name} does not"
     if not frozenset(s.axes) <= scope.axes:
@@ -201,18 +228,20 @@ def _operation(s: Statement, scope: _Scope) -> Iterator[str]:
 
 
 def _typed(s: Statement, args: list[Value], scope: _Scope) -> Iterator[str]:
+    if isinstance(s, Dot | Select | SelectMerge) and any(scope.dealt(v) for v in args):
+        yield f"{s.out.name} has no form in lanes"
     match s:
         case Read():
             yield from _read(s, scope)
         case Map() | Correct():
-            yield from _same(s.out, dtype_of(s.expr), expr_axes(s.expr, scope.values, scope.scalars))
+            yield from _same(s.out, dtype_of(s.expr), scope.met(expr_axes(s.expr, scope.values, scope.scalars)))
             for x in walk(s.expr):
                 if isinstance(x, Load):
                     yield f"{s.out.name} loads {x.source}; a read must be of its own"
                 if isinstance(x, Ref) and x.dtype is not scope.values[x.name].dtype:
                     yield f"{s.out.name} uses {x.name} as {x.dtype.value}, which it is not"
         case Guard():
-            yield from _same(s.out, args[0].dtype, args[0].axes | {s.axis})
+            yield from _same(s.out, args[0].dtype, scope.met(args[0].axes | {s.axis}))
             if s.fill.dtype is not s.out.dtype:
                 yield f"{s.out.name} is filled with a {s.fill.dtype.value}"
         case Dot():
@@ -226,14 +255,16 @@ def _typed(s: Statement, args: list[Value], scope: _Scope) -> Iterator[str]:
         case Reduce() | Select():
             if s.over not in args[0].axes:
                 yield f"{s.out.name} reduces {s.over.name}, which {s.arg} lacks"
-            k = frozenset[Axis]() if isinstance(s, Reduce) or s.k is None else frozenset((s.k,))
-            yield from _same(
-                s.out, s.out.dtype if isinstance(s, Reduce) else args[0].dtype, (args[0].axes - {s.over}) | k
-            )
+            rest = args[0].axes - {s.over}
+            if isinstance(s, Reduce):
+                apart = scope.lane & s.out.axes if scope.lanes is not None and s.over is scope.lanes.of else frozenset()
+                yield from _same(s.out, s.out.dtype, rest | apart)
+            else:
+                yield from _same(s.out, args[0].dtype, rest if s.k is None else rest | {s.k})
             if s.reducer.has_index is isinstance(s, Reduce):
                 yield f"{s.out.name}: {s.reducer} in the wrong operation"
         case Combine():
-            yield from _same(s.out, args[0].dtype, args[0].axes | args[1].axes)
+            yield from _same(s.out, args[0].dtype, scope.met(args[0].axes | args[1].axes))
             if args[0].dtype is not args[1].dtype or s.reducer.has_index:
                 yield f"{s.out.name} combines {args[0].dtype.value} and {args[1].dtype.value} by {s.reducer}"
         case SelectMerge():
@@ -261,7 +292,7 @@ def _read(s: Read, scope: _Scope) -> Iterator[str]:
     if len(s.index) != len(t.shape) or len(s.clip) != len(t.shape):
         yield f"{s.tensor} has {len(t.shape)} axes, read with {len(s.index)} indices"
     axes = frozenset[Axis]().union(*(index_axes(i, scope.values) for i in s.index)) - scope.scalars
-    yield from _same(s.out, t.dtype, axes)
+    yield from _same(s.out, t.dtype, scope.met(axes))
 
 
 def _same(v: Value, dtype: DType, axes: frozenset[Axis]) -> Iterator[str]:

@@ -15,13 +15,18 @@ from redfuser.index.ints import Axis, as_int
 from redfuser.regions.nodes import Region
 from redfuser.tile import roles
 from redfuser.tile.build import build
+from redfuser.tile.lanes import refusal
 from redfuser.tile.nodes import Program, Role, Strategy
 from redfuser.tile.strategy import Schedule, Unsupported
 
 LONGEST_WHOLE = 16384
 LONGEST_WHOLE_DOT = 512
 MOST_SEGMENTS = 1024
-MOST = 64  # schedules that the model looks at
+LOAD = 16  # bytes that a thread loads at once
+ALIGNED = 16  # strides that are multiples of it are known to the compiler to be
+MOST = 64  # schedules that fit
+LOOKED_AT = 256  # by the model
+WIDE = 256  # columns of an accumulator that fill the registers of a program
 COARSE = 4.0  # times the shortest time by the model: what takes longer is not measured
 
 
@@ -43,9 +48,15 @@ class Shape:
         columns = [a for a, r in frame.kept.items() if r is Role.COLUMN]
         self.columns = count(columns)
         self.column = max((count([a]) for a in columns), default=1)
+        self.run = 0 if self.columns > 1 or refusal(region, derivation) else self._run(region, sizes)
         spans = list(roles.operand_spans(region, derivation))
         row_axes = {a for a, r in frame.kept.items() if r is Role.ROW}
         self.matrix = any((a & row_axes) ^ (b & row_axes) for a, b in spans) and self.rows > 1
+
+    def _run(self, region: Region, sizes: Mapping[str, int]) -> int:
+        """Neighbours that a lane takes: what one load of a thread holds, where rows are as far apart as such loads need."""
+        largest = max(region.program.inputs, key=lambda i: (len(i.axes), i.dtype.bytes))
+        return max(1, LOAD // largest.dtype.bytes) if self.length % ALIGNED == 0 else 1
 
 
 def candidates(
@@ -59,8 +70,8 @@ def candidates(
     timed: list[tuple[float, int, Schedule]] = []
     programs: dict[Schedule, Program] = {}
     seen: set[Schedule] = set()
-    for n, s in enumerate(itertools.islice(_forced(kinds, shape, machine, strategy, tile, segments), 4 * MOST)):
-        if s in seen or len(seen) >= MOST:
+    for n, s in enumerate(itertools.islice(_forced(kinds, shape, machine, strategy, tile, segments), LOOKED_AT)):
+        if s in seen or len(timed) >= MOST:
             continue
         seen.add(s)
         plain = _plain(s)
@@ -111,6 +122,8 @@ def _time(p: Program, s: Schedule, sizes: Mapping[str, int], machine: Machine) -
 def _forced(
     kinds: Iterator[Schedule], shape: Shape, machine: Machine, strategy: Strategy, tile: int, segments: int
 ) -> Iterator[Schedule]:
+    """The kinds under the strategies that may pay; numbers of segments beyond the likeliest two come last."""
+    later: list[Schedule] = []
     for s in kinds:
         if tile:
             s = replace(s, tile=max(16, power(tile)))
@@ -121,31 +134,43 @@ def _forced(
             wanted = [strategy]
         else:
             longest = LONGEST_WHOLE_DOT if shape.matrix else LONGEST_WHOLE
-            if shape.length <= longest and not tile and segments < 2:
+            one_tile = not shape.matrix and s.tile >= shape.length
+            if (
+                shape.length <= longest
+                and not tile
+                and segments < 2
+                and (one_tile or shape.matrix or shape.columns > 1)
+            ):
                 wanted.append(Strategy.WHOLE)
-            if segments < 2 and not (shape.length <= 256 and not shape.matrix):
+            if segments < 2 and not (wanted and one_tile):
                 wanted.append(Strategy.SINGLE)
             if tiles > 1 and (segments > 1 or programs < 2 * machine.processors):
                 wanted.append(Strategy.MULTI)
         for w in wanted:
             if w is Strategy.MULTI:
-                for n in [segments] if segments else _segments(programs, tiles, machine):
-                    yield replace(s, strategy=w, segments=n, merge_row=1, merge_column=_merge_column(shape))
+                times = (2, 1, 4, 8) if shape.columns > WIDE else (8, 4, 16, 2, 1)
+                cut = [
+                    replace(s, strategy=w, segments=n, merge_row=1, merge_column=_merge_column(shape))
+                    for n in ([segments] if segments else _segments(programs, tiles, machine, times))
+                ]
+                yield from cut[:2]
+                later += cut[2:]
             elif w is Strategy.WHOLE:
-                yield replace(s, strategy=w, tile=128)
+                yield replace(s, strategy=w, tile=128, lanes=0, run=1)
             else:
                 yield replace(s, strategy=w)
+    yield from later
 
 
 def _merge_column(shape: Shape) -> int | None:
     return 128 if shape.columns > 128 else None
 
 
-def _segments(programs: int, tiles: int, machine: Machine) -> list[int]:
-    """Numbers of segments that give every processor one program, and up to 16."""
+def _segments(programs: int, tiles: int, machine: Machine, times: Iterable[int]) -> list[int]:
+    """Numbers of segments that give every processor so many programs."""
     found = []
-    for times in (8, 4, 16, 2, 1):
-        n = min(tiles, max(2, round(times * machine.processors / programs)), MOST_SEGMENTS)
+    for per_processor in times:
+        n = min(tiles, max(2, round(per_processor * machine.processors / programs)), MOST_SEGMENTS)
         if n > 1 and n not in found:
             found.append(n)
     return found or [2]
@@ -162,18 +187,24 @@ def _dots(shape: Shape, machine: Machine) -> Iterator[Schedule]:
             if row in row_sizes:
                 yield Schedule(Strategy.SINGLE, row, tile, column, warps=warps, stages=stages)
         return
-    if shape.length >= 1024 and machine.bulk and 128 in row_sizes:
+    if shape.columns > WIDE:  # the accumulator takes the registers of all warps
         for row, tile, warps, stages in (
-            (128, 64, 4, 2), (64, 64, 4, 3), (256, 64, 8, 3), (128, 128, 8, 2), (128, 64, 8, 3), (64, 128, 4, 2),
+            (64, 64, 8, 2), (64, 32, 8, 3), (64, 32, 8, 2), (32, 64, 8, 2), (16, 64, 8, 2), (16, 64, 4, 2), (16, 32, 4, 3),
         ):  # fmt: skip
-            yield Schedule(Strategy.SINGLE, row, tile, None, warps=warps, stages=stages, bulk=True)
-    for row, tile, warps, stages in (
-        (64, 64, 4, 3), (128, 64, 8, 3), (256, 64, 8, 3), (128, 64, 4, 2), (128, 128, 8, 2), (128, 64, 4, 3), (128, 32, 4, 3),
-        (64, 128, 4, 2), (64, 32, 4, 3), (64, 64, 8, 2), (128, 32, 8, 3), (64, 64, 4, 2), (64, 32, 4, 2), (16, 64, 4, 3),
+            if row in row_sizes:
+                yield Schedule(Strategy.SINGLE, row, tile, None, warps=warps, stages=stages)
+    long = shape.length >= 1024 and machine.bulk and 128 in row_sizes
+    bulk = (128, 64, 4, 2), (64, 64, 4, 3), (256, 64, 8, 3), (128, 64, 8, 3), (128, 128, 8, 2), (64, 128, 4, 2)
+    plain = (
+        (64, 64, 4, 3), (128, 64, 8, 3), (64, 32, 4, 3), (256, 64, 8, 3), (128, 64, 4, 2), (128, 128, 8, 2), (128, 64, 4, 3),
+        (128, 32, 4, 3), (64, 128, 4, 2), (64, 64, 8, 2), (128, 32, 8, 3), (64, 64, 4, 2), (64, 32, 4, 2), (16, 64, 4, 3),
         (16, 128, 4, 3), (16, 128, 8, 3), (16, 64, 2, 4), (32, 64, 4, 3), (32, 128, 4, 2), (16, 32, 4, 4), (16, 256, 8, 2),
-    ):  # fmt: skip
-        if row in row_sizes:
-            yield Schedule(Strategy.SINGLE, row, tile, None, warps=warps, stages=stages)
+    )  # fmt: skip
+    lists = [(True, bulk[:4]), (False, plain), (True, bulk[4:])] if long else [(False, plain)]
+    for copied, sizes in lists:
+        for row, tile, warps, stages in sizes:
+            if row in row_sizes:
+                yield Schedule(Strategy.SINGLE, row, tile, None, warps=warps, stages=stages, bulk=copied)
 
 
 def _rows(shape: Shape) -> Iterator[Schedule]:
@@ -186,9 +217,16 @@ def _rows(shape: Shape) -> Iterator[Schedule]:
             row = max(1, min(elements // length, power(shape.rows)))
             yield Schedule(Strategy.SINGLE, row, max(16, min(length, room)), column, warps=warps, stages=2)
     elif length <= min(room, LONGEST_WHOLE):
-        for row, warps in ((1, 4), (1, 8), (2, 8), (1, 16), (4, 8)):
+        for row, warps in ((1, 8), (1, 4), (2, 8), (1, 16), (4, 8)):
             if row <= shape.rows and length * row <= 32768:
                 yield Schedule(Strategy.SINGLE, row, length, column, warps=warps, stages=2)
+    if shape.run and shape.length > 1024:
+        short = (4096, 4, 1), (2048, 2, 1), (4096, 2, 1)
+        for tile, warps, stages in short if length <= LONGEST_WHOLE else (
+            (8192, 8, 1), (4096, 4, 3), (8192, 4, 1), (4096, 4, 1), (8192, 8, 3), (16384, 8, 1), (2048, 2, 3), (16384, 16, 1),
+        ):  # fmt: skip
+            if 32 * warps * shape.run <= tile <= length:
+                yield Schedule(Strategy.SINGLE, 1, tile, lanes=32 * warps, run=shape.run, warps=warps, stages=stages)
     for tile, warps, stages in (
         (8192, 4, 2), (4096, 4, 2), (1024, 1, 2), (8192, 8, 2), (2048, 2, 2), (4096, 8, 2), (2048, 4, 3), (16384, 32, 1),
         (8192, 16, 2), (32768, 32, 1), (1024, 4, 3), (16384, 16, 1),

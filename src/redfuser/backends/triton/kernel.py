@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 
 from redfuser.backends.triton.expr import TL, Scope, show, show_const, show_int
 from redfuser.backends.triton.places import Places
@@ -11,6 +11,7 @@ from redfuser.backends.triton.tidy import tidy
 from redfuser.backends.triton.writer import Lines, unbracketed
 from redfuser.index.expr import Const, Position, Ref
 from redfuser.index.expr import walk as expression_nodes
+from redfuser.index.ints import Axis
 from redfuser.tile.nodes import (
     Assign,
     At,
@@ -37,6 +38,8 @@ from redfuser.tile.nodes import (
     Store,
     Up,
 )
+
+NAMED = 32  # characters of a loop's bound from which on it has a name
 
 
 class KernelWriter(Places):
@@ -102,8 +105,7 @@ class KernelWriter(Places):
 
     # -- loops -------------------------------------------------------------------------------------------------------
     def loop(self, s: Loop) -> None:
-        scope = self.scope((), {})
-        start, stop = self.bound(s.start, scope), self.bound(s.stop, scope)
+        start, stop = self.end(s.axis, s.start, "from"), self.end(s.axis, s.stop, "to")
         d = self.layout.dims.get(s.axis)
         self.blocks.append(Lines())
         before, self.full[s.axis] = self.full.get(s.axis, False), s.full or (d is None)
@@ -119,13 +121,42 @@ class KernelWriter(Places):
         else:
             piece = d.pieces[0]
             first = self.axis_id(s.axis, "_start")
-            self.line(f"for {first} in tl.range({start}, {stop}, {piece.length}):")
-            head = [f"{self.index_name(d, 0)} = {first} + tl.arange(0, {piece.length})"]
-            for a, text in self.first_and_last(s.axis, first, str(piece.length)):
+            dealt = s.axis in self.layout.beside
+            step = str(s.tile if dealt else piece.length)
+            ahead = f", num_stages={self.form.stages}" if dealt and s.full and self.form.stages > 1 else ""
+            self.line(f"for {first} in tl.range({start}, {stop}, {step}{ahead}):")
+            head = list(self.positions(s.axis, first))
+            for a, text in self.first_and_last(s.axis, first, step):
                 head.append(f"{a} = {text}")
         self.blocks[-1].lines += [f"    {line}" for line in (*head, *body)]
 
+    def positions(self, axis: Axis, first: str) -> Iterator[str]:
+        """The index vectors of a tile that begins at ``first``, one for each piece."""
+        d, lanes = self.layout.dims[axis], self.k.lanes
+        dims = self.layout.of(frozenset((axis,)))
+        scope = self.scope(dims, {})
+        for n, piece in enumerate(d.pieces):
+            own = scope.spread(f"tl.arange(0, {piece.length})", (d,))
+            if lanes is not None and axis in self.layout.beside:
+                (lane,) = self.layout.beside[axis]
+                count = lane.pieces[0].length
+                mine = scope.spread(f"tl.arange(0, {count})", (lane,))
+                start = f"{piece.start} + " if piece.start else ""
+                own = f"{mine} + {own} * {count}" if lanes.run == 1 else f"{start}{mine} * {lanes.run} + {own}"
+            yield f"{self.index_name(d, n)} = {first} + {own}"
+
+    def end(self, axis: Axis, b: Bound, word: str) -> str:
+        """A bound of a loop; a long one has a name, by which later loops know it."""
+        text = self.bound(b, self.scope((), {}))
+        if len(text) > NAMED and len(self.blocks) == 1:
+            name = self.named[b] = self.names.new(f"{self.layout.names[axis]}_{word}")
+            self.line(f"{name} = {text}")
+            return name
+        return text
+
     def bound(self, b: Bound, s: Scope) -> str:
+        if b in self.named:
+            return self.named[b]
         match b:
             case At():
                 text = show_int(b.index, s)

@@ -39,7 +39,8 @@ class Launcher:
         self, program: Program, form: Form, warps: int, stages: int, directory: Path | None,
         written: Callable[[Path], None] | None = None,
     ) -> None:  # fmt: skip
-        self.program, self.form, self.warps, self.stages = program, form, warps, stages
+        self.program, self.warps, self.stages = program, warps, stages
+        self.form = replace(form, stages=stages)
         self.directory, self.written = directory, written
         self._forms: dict[Form, tuple[Source, Any]] = {}
         self._inputs = list(program.of(Kind.INPUT))
@@ -114,7 +115,7 @@ class Launcher:
                 )
         strides = self._strides(inputs, number)
         source, module = self._source(inputs, strides, number)
-        outputs = [(shapes[t.name], TORCH[t.dtype]) for t in self._outputs]
+        outputs = [(shapes[t.name], TORCH[t.dtype], strides[t.name]) for t in self._outputs]
         scratch = [(shapes[t.name], TORCH[t.dtype]) for t in self._scratch]
         names = [t.name for t in (*self._inputs, *self._outputs, *self._scratch)]
         places = {name: n for n, name in enumerate(names)}
@@ -198,12 +199,12 @@ class _Launch:
         if compiled is not None:
             self.runner = compiled[self._grid]
 
-    def again(self, addresses: Sequence[int]) -> None:
+    def again(self, addresses: Sequence[int], stream: int) -> None:
         given = self._given.copy()
         for n, place in self._pointers:
             given[n] = addresses[place]
         assert self.runner is not None
-        self.runner(*given)
+        self.runner(*given, stream=stream)
 
 
 class _Bound:
@@ -212,7 +213,7 @@ class _Bound:
     def __init__(
         self,
         launches: list[_Launch],
-        outputs: list[tuple[tuple[int, ...], torch.dtype]],
+        outputs: list[tuple[tuple[int, ...], torch.dtype, tuple[int, ...]]],
         scratch: list[tuple[tuple[int, ...], torch.dtype]],
         scalars: list[int],
         device: torch.device,
@@ -229,7 +230,7 @@ class _Bound:
 
     def __call__(self, tensors: Sequence[Tensor]) -> list[Tensor]:
         device = self._device
-        if device.type == "cuda" and torch.cuda.current_device() != device.index:
+        if device.type == "cuda" and torch._C._cuda_getDevice() != device.index:
             with torch.cuda.device(device):
                 return self._run(tensors)
         return self._run(tensors)
@@ -238,23 +239,36 @@ class _Bound:
         device = self._device
         if self._scalars:
             tensors = [x.to(device) if n in self._scalars else x for n, x in enumerate(tensors)]
-        outputs = [torch.empty(shape, dtype=dtype, device=device) for shape, dtype in self._outputs]
         if self._descriptors:
             triton.set_allocator(_scratch)
         if not self._ready:
+            outputs = [torch.empty(shape, dtype=dtype, device=device) for shape, dtype, _ in self._outputs]
             scratch = [torch.empty(shape, dtype=dtype, device=device) for shape, dtype in self._scratch]
             for launch in self._launches:
                 launch.first([*tensors, *outputs, *scratch])
             self._ready = all(launch.runner is not None for launch in self._launches)
             return outputs
+        # a launch has compiled for a GPU: device is the current one
+        outputs = [_empty(shape, strides, dtype) for shape, dtype, strides in self._outputs]
         addresses = [x.data_ptr() for x in tensors] + [x.data_ptr() for x in outputs]
         if self._bytes:
-            buffer = torch.empty(self._bytes, dtype=torch.uint8, device=device)
+            buffer = _empty((self._bytes,), (1,), torch.uint8)  # held until all is launched
             start = buffer.data_ptr()
             addresses += [start + offset for offset in self._offsets]
+        stream = torch._C._cuda_getCurrentRawStream(device.index)
         for launch in self._launches:
-            launch.again(addresses)
+            launch.again(addresses, stream)
         return outputs
+
+
+def _slow_empty(shape: tuple[int, ...], strides: tuple[int, ...], dtype: torch.dtype) -> Tensor:
+    return torch.empty_strided(shape, strides, dtype=dtype, device="cuda")
+
+
+# memory on the current GPU, without the dispatcher where PyTorch has that for its own compiler
+_empty: Callable[[tuple[int, ...], tuple[int, ...], torch.dtype], Tensor] = getattr(
+    torch._C._dynamo.guards, "_empty_strided_cuda", _slow_empty
+)
 
 
 def _scratch(size: int, alignment: int, stream: int | None) -> Tensor:

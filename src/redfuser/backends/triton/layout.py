@@ -4,6 +4,10 @@ Row axes are flattened into one dimension, and so are axes that are contracted t
 operand. A block's length is a power of two; an axis that is whole in a tile is cut in pieces that are:
 
     80 = 64 + 16      96 = 64 + 32      576 = 512 + 64      60 = 64, masked beyond 60
+
+An axis that is dealt to lanes has a dimension for the lane and one within a run, in a piece for each turn; without runs
+the other one is the turn. Triton gives a thread neighbours, and neighbouring lanes to neighbouring threads: what is
+reduced within a lane stays in a thread. (Of three dimensions it takes the second in an order that versions differ in.)
 """
 
 from __future__ import annotations
@@ -15,12 +19,13 @@ from dataclasses import dataclass
 from redfuser.backends.triton import functions
 from redfuser.index.ints import Axis, Int, as_int, product
 from redfuser.tile.names import Names
-from redfuser.tile.nodes import Dot, Kernel, Role, Select, SelectMerge, TileAxis, Value, outputs_of
+from redfuser.tile.nodes import Dot, Kernel, Lanes, Role, Select, SelectMerge, TileAxis, Value, outputs_of
 from redfuser.tile.strategy import Unsupported
 from redfuser.tile.uses import every
 
 RESERVED = ("tl", "triton", "torch", "range", "float", "pid", *keyword.kwlist, *functions.NAMES)
 SMALLEST = 16  # the shortest side of a dot
+MOST_TURNS = 16  # pieces of a tile that is dealt to lanes
 LONGEST_WHOLE = 2**17  # elements of an axis that is whole in a tile
 
 
@@ -91,18 +96,24 @@ class Layout:
             a: f"{self.names[t.axis]}_{end}" for t in k.axes for a, end in ((t.first, "first"), (t.last, "last"))
         }
         self.dims: dict[Axis, Dim] = {}
+        self.beside: dict[Axis, tuple[Dim, ...]] = {}  # the other dimensions of an axis that is dealt to lanes
         self.blocks: list[Block] = []
         self.row: Dim | None = None
         self.dots = [s for s in every(k.body) if isinstance(s, Dot)]
         values = [v for s in every(k.body) for v in outputs_of(s)]
         self._rows(k)
         groups = _together(k, self.dots, values)
-        for t in k.axes:
+        for t in sorted(k.axes, key=lambda t: t.role is not Role.LANE):
             if t.axis in self.dims or t.role in (Role.BATCH, Role.ROW):
                 continue
-            if t.block == 1 or (t.block is None and as_int(t.axis.size).value == 1 and t.role is not Role.RANK):
+            if t.block == 1 or (
+                t.block is None and as_int(t.axis.size).value == 1 and t.role not in (Role.RANK, Role.LANE)
+            ):
                 continue
-            self._axis(t, groups.get(t.axis, (t.axis,)))
+            if k.lanes is not None and t.axis is k.lanes.of:
+                self._dealt(t, k.lanes)
+            else:
+                self._axis(t, groups.get(t.axis, (t.axis,)))
 
     def _rows(self, k: Kernel) -> None:
         axes = tuple(t.axis for t in k.grid if t.role is Role.ROW)
@@ -125,7 +136,6 @@ class Layout:
         return bool(rows & s.out.axes)
 
     def _axis(self, t: TileAxis, axes: tuple[Axis, ...]) -> None:
-        order = {Role.SEGMENT: 1, Role.CASCADE: 2, Role.INNER: 3, Role.COLUMN: 4, Role.RANK: 5}
         size = product(as_int(a.size) for a in axes).value
         contracted = any(t.axis in s.over for s in self.dots)
         inside = contracted or any(t.axis in s.out.axes for s in self.dots)
@@ -145,12 +155,31 @@ class Layout:
                 raise Unsupported(f"{t.axis.name} has {size} positions, too many for one tile")
             made = pieces(size, smallest, inside and t.role in (Role.INNER, Role.COLUMN))
         name = "_".join(self.names[a] for a in axes)
-        d = Dim(name, t.role, axes, made, order[t.role] * 16 + len(self.dims))
+        d = Dim(name, t.role, axes, made, self._rank(t.role))
         self.dims |= dict.fromkeys(axes, d)
+
+    def _dealt(self, t: TileAxis, lanes: Lanes) -> None:
+        count, size, block = as_int(lanes.axis.size).value, as_int(t.axis.size).value, t.block or 0
+        turns = block // (lanes.run * (count or 1))
+        if (
+            count is None
+            or not 1 <= turns <= (LONGEST_WHOLE if lanes.run == 1 else MOST_TURNS)
+            or any(power(n) != n for n in (count, lanes.run, block))
+        ):
+            raise Unsupported(f"tiles of {block} positions of {t.axis.name} are not dealt evenly to lanes")
+        exact = size is not None and size % block == 0
+        length, times = (turns, 1) if lanes.run == 1 else (lanes.run, turns)
+        made = tuple(Piece(n * count * lanes.run, length, length if exact else None) for n in range(times))
+        self.dims[t.axis] = Dim(self.names[t.axis], t.role, (t.axis,), made, self._rank(t.role))
+        self.beside[t.axis] = (self.dims[lanes.axis],)
+
+    def _rank(self, role: Role) -> int:
+        order = (Role.ROW, Role.SEGMENT, Role.LANE, Role.CASCADE, Role.INNER, Role.COLUMN, Role.RANK)
+        return order.index(role) * 16 + len(self.dims)
 
     def of(self, axes: frozenset[Axis]) -> tuple[Dim, ...]:
         """The dimensions of a value that spans ``axes``, in order."""
-        found = {d.rank: d for a in axes if (d := self.dims.get(a)) is not None}
+        found = {d.rank: d for a in axes if (own := self.dims.get(a)) for d in (*self.beside.get(a, ()), own)}
         return tuple(sorted(found.values(), key=lambda d: d.rank))
 
 

@@ -32,12 +32,17 @@ class Operations(Memory):
         if s.arg in self.coarse:
             self.coarse.add(s.out.name)
         d = self.layout.dims.get(s.axis)
-        for at in self.everywhere(dims):
+        ends = [None if d is None else self.inside(d, at, False) for at in self.everywhere(dims)]
+        if own == dims and not any(ends) and s.arg not in self.states:
+            self.same[s.out.name] = self.same.get(s.arg, s.arg)
+            return
+        for at, condition in zip(self.everywhere(dims), ends, strict=True):
             scope = self.scope(dims, at)
-            condition = None if d is None else self.inside(d, at, False)
             text = self.get(s.arg, dims, at)
             if condition is not None:
-                filled = f"tl.where({scope.spread(condition, (d,)) if d else ''}, {text}, {show_const(s.fill)})"
+                filled = (
+                    f"tl.where({scope.spread(condition, self.along(d)) if d else ''}, {text}, {show_const(s.fill)})"
+                )
                 text = (
                     filled
                     if own or s.out.dtype.bytes > 4
@@ -85,21 +90,24 @@ class Operations(Memory):
         dims = self.define(s.out, s.out.dtype.compute)
         if d is not None and len(d.axes) > 1:
             raise Unsupported(f"{s.over.name} is reduced apart from the axes it is flattened with")
+        over = tuple(x for x in self.layout.of(frozenset((s.over,))) if x not in dims)
         for at in self.everywhere(dims):
-            whole = [at] if d is None else [{**at, d: n} for n in range(len(d.pieces))]
-            texts = [self.reduced(s, own, d, a) for a in whole]
+            texts = [self.reduced(s, own, over, at | pieces) for pieces in self.everywhere(over)]
             text = texts[0]
             for other in texts[1:]:
                 text = self.joined(s.reducer, s.out.dtype, text, other)
             self.set(s.out, dims, at, text)
 
-    def reduced(self, s: Reduce, own: tuple[Dim, ...], d: Dim | None, at: dict[Dim, int]) -> str:
+    def reduced(self, s: Reduce, own: tuple[Dim, ...], over: tuple[Dim, ...], at: dict[Dim, int]) -> str:
+        """One dimension after the other, from the last."""
         summed = s.reducer in (Reducer.SUM, Reducer.PROD)
         work = s.out.dtype if summed else self.values[s.arg].dtype.compute
-        x = self.get(s.arg, own, at, work)
-        if d is None:
-            return x
-        n = own.index(d)
+        text = self.get(s.arg, own, at, work)
+        for n in reversed([own.index(d) for d in over]):
+            text = self.along_one(s, text, n)
+        return text
+
+    def along_one(self, s: Reduce, x: str, n: int) -> str:
         match s.reducer:
             case Reducer.SUM:
                 return f"tl.sum({x}, {n})"

@@ -16,10 +16,14 @@ from redfuser.tile.nodes import (
     Least,
     Loop,
     Lowest,
+    Read,
     Role,
     TileAxis,
     Up,
 )
+from redfuser.tile.uses import every
+
+CACHED = 2**24  # elements of a tensor that programs far apart may still find in a cache
 
 
 class Places(Operations):
@@ -30,7 +34,8 @@ class Places(Operations):
         lines: list[str] = []
         rows = [t for t in self.k.grid if t.role is Role.ROW]
         others = [t for t in self.k.grid if t.role is not Role.ROW]
-        others.sort(key=lambda t: t.role is Role.BATCH)
+        shared = self.shared()
+        others.sort(key=lambda t: (t.role is Role.BATCH, -shared[t.axis]))
         wide = ".to(tl.int64)" if self.form.wide else ""
         grid: list[tuple[Int, str | None]] = []
         counted: list[tuple[str, str, TileAxis | None]] = []
@@ -47,6 +52,9 @@ class Places(Operations):
                 grid.append((n, step))
                 counted.append((self.count(n, step), "_tile" if step else "", t))
         uneven = self.uneven() and self.layout.row is not None and len(counted) > 1
+        if not uneven:  # neighbours share what no cache would hold until it is wanted again
+            most = max((shared[t.axis] for t in rows), default=0)
+            counted.sort(key=lambda c: c[2] is None or shared[c[2].axis] <= max(most, CACHED))
         if len(counted) > 0:
             lines.append(f"pid = tl.program_id(0){wide}")
         if uneven:
@@ -78,6 +86,18 @@ class Places(Operations):
             lines += [f"{a} = {text}" for a, text in self.first_and_last(t.axis, f"{tile} * {step}", step)]
         lines += self.whole(wide)
         return lines, grid
+
+    def shared(self) -> dict[Axis, int]:
+        """For each axis of the grid, the elements of the largest tensor that is the same all along it."""
+        out = dict.fromkeys((t.axis for t in self.k.grid), 0)
+        reads = [s for s in every(self.k.body) if isinstance(s, Read)]
+        for s in reads:
+            axes = frozenset[Axis]().union(*(i.axes() for i in s.index))
+            elements = product(self.program.tensor(s.tensor).shape)
+            n = elements.evaluate({x: x.hint for x in elements.sizes()})
+            for a in out.keys() - axes:
+                out[a] = max(out[a], n)
+        return out
 
     def row_name(self) -> str:
         """The flat position of the rows where they are taken one at a time."""

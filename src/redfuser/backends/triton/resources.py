@@ -108,11 +108,11 @@ class Estimate:
 
     def block(self, body: tuple[Statement, ...], times: float, looped: bool) -> None:
         tiles = 0
+        held, shared, live = self.live, self.shared, self.live  # loops follow each other in the same room
         for s in body:
             if isinstance(s, Loop):
-                d = self.layout.dims.get(s.axis)
-                n = self.number(s.axis.size)
-                trips = n / (1 if d is None else self.length(d))
+                outside = self.shared, self.live
+                trips = self.number(s.axis.size) / self.elements(frozenset((s.axis,)))
                 if any(t.role is Role.SEGMENT and t in self.k.grid for t in self.k.axes):
                     trips /= math.prod(self.number(t.axis.size) for t in self.k.grid if t.role is Role.SEGMENT)
                 if (
@@ -124,9 +124,12 @@ class Estimate:
                 elif "mask cuts" in s.note or ("without a mask" in s.note):
                     trips *= 0.5
                 self.block(s.body, times * max(trips, 0.0), True)
+                shared, live = max(shared, self.shared), max(live, self.live)
+                self.shared, self.live = outside
                 continue
             tiles = max(tiles, self.statement(s, times, looped))
-        self.live += tiles if looped or not self.live else 0
+        self.shared, self.live = max(shared, self.shared), max(live, self.live)
+        self.live += tiles if looped or self.live == held == 0 else 0
 
     def statement(self, s: Statement, times: float, looped: bool) -> int:
         """Adds what a statement needs; the registers of what it makes."""
@@ -137,6 +140,8 @@ class Estimate:
                 if s.out.name in self.operands:
                     self.shared += n * s.out.dtype.bytes * (self.stages if looped else 1)
                     return 0
+                if looped and any(a in self.layout.beside for a in s.out.axes):
+                    self.shared += n * s.out.dtype.bytes * (self.stages - 1)
                 return n if not looped else 2 * n
             case Declare():
                 self.live += self.elements(s.state.axes) * max(1, s.state.dtype.bytes // 4)

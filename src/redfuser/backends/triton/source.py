@@ -329,7 +329,8 @@ def _schedule(s: Schedule) -> str:
     parts = f", {s.segments} segments" if s.strategy is Strategy.MULTI else ""
     column = f", columns by {s.column}" if s.column is not None else ""
     tile = "" if s.strategy is Strategy.WHOLE else f", tiles of {s.tile}"
-    return f"{s.strategy}{parts}, rows by {s.row}{tile}{column}, {s.warps} warps, {s.stages} stages"
+    lanes = f" dealt to {s.lanes} lanes, {s.run} at a time" if s.lanes else ""
+    return f"{s.strategy}{parts}, rows by {s.row}{tile}{lanes}{column}, {s.warps} warps, {s.stages} stages"
 
 
 def _sentence(text: str) -> str:

@@ -14,6 +14,8 @@ from redfuser.index.expr import walk as expression_nodes
 from redfuser.index.ints import Axis, Size
 from redfuser.tile.names import Names
 from redfuser.tile.nodes import (
+    Bound,
+    Declare,
     Dot,
     Guard,
     Kernel,
@@ -51,6 +53,9 @@ class Writer:
         self.blocks = [Lines()]
         self.full: dict[Axis, bool] = {}
         self.bulk: dict[str, tuple[str, int]] = {}
+        self.named: dict[Bound, str] = {}  # bounds of loops that have a name
+        self.states = {s.state.name for s in every(k.body) if isinstance(s, Declare)}
+        self.same: dict[str, str] = {}  # values that are another one, as a guard that guards nothing
         self.coarse: set[str] = set()
         self.raw = {
             n
@@ -114,6 +119,7 @@ class Writer:
         return self.form.coarse and bool(names) and all(n in self.coarse for n in names)
 
     def variable(self, name: str, dims: tuple[Dim, ...], at: dict[Dim, int]) -> str:
+        name = self.same.get(name, name)
         suffix = "".join(f"_{at[d]}" for d in dims if len(d.pieces) > 1)
         return self.id("value", name + suffix)
 
@@ -132,19 +138,23 @@ class Writer:
             self.wanted[name] = None
             return name, ()
         piece = d.pieces[at[d]]
-        if plain and d.whole and len(d.axes) == 1:
+        if plain and d.whole and len(d.axes) == 1 and a not in self.layout.beside:
             return f"arange({piece.start}, {piece.length})", (d,)
         name = self.index_name(d, at[d])
         if len(d.axes) > 1:
             flat, name = name, self.axis_id(a, f"_{at[d]}" if len(d.pieces) > 1 else "")
             self.wanted[flat] = None
         self.wanted[name] = None
-        return name, (d,)
+        return name, self.layout.of(frozenset((a,)))
 
     def flat(self, d: Dim, at: dict[Dim, int]) -> str:
         name = self.index_name(d, at[d])
         self.wanted[name] = None
         return name
+
+    def along(self, d: Dim) -> tuple[Dim, ...]:
+        """The dimensions of the positions of a dimension's axes."""
+        return self.layout.of(frozenset(d.axes))
 
     def inside(self, d: Dim, at: dict[Dim, int], read: bool) -> str | None:
         """The condition that positions of a dimension exist; None where all do. Rows beyond the end are only not read."""
@@ -163,7 +173,7 @@ class Writer:
 
     def mask(self, dims: Sequence[Dim], at: dict[Dim, int], read: bool = True) -> str | None:
         s = self.scope(tuple(dims), at)
-        parts = [s.spread(c, (d,)) for d in dims if (c := self.inside(d, at, read)) is not None]
+        parts = [s.spread(c, self.along(d)) for d in dims if (c := self.inside(d, at, read)) is not None]
         if len(parts) == 1 and len(dims) == 1:
             return parts[0]
         return " & ".join(p if p.startswith("(") else f"({p})" for p in parts) if parts else None
@@ -179,6 +189,7 @@ class Writer:
 
     def define(self, v: Value, dtype: DType | None = None) -> tuple[Dim, ...]:
         self.values[v.name] = v
+        self.same.pop(v.name, None)
         if dtype is not None and dtype is not v.dtype:
             self.dtypes[v.name] = dtype
         else:
