@@ -147,6 +147,15 @@ def test_dtypes(schedule, dtype, tmp_path):
 
 
 @schedules
+@pytest.mark.parametrize("dtype", [torch.float8_e4m3fn, torch.float8_e5m2], ids=str)
+def test_weights_of_eight_bits(schedule, dtype, tmp_path):
+    def function(x, w):
+        return weighted(x, w.float())
+
+    agrees(record(function, (rnd(5, 50), rnd(50, 7, seed=1).to(dtype))), [schedule], tmp_path)
+
+
+@schedules
 def test_rows_that_are_not_finite(schedule, tmp_path):
     inf, nan = float("inf"), float("nan")
     x = rnd(8, 40)

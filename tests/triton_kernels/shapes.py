@@ -10,6 +10,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from benchmarks.entry import Maker
+
 
 def causal(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
     scores = q @ k.transpose(-1, -2) / math.sqrt(q.shape[-1])
@@ -36,11 +38,24 @@ def variance(x: Tensor) -> Tensor:
 
 def routing(x: Tensor) -> tuple[Tensor, Tensor]:
     values, experts = x.softmax(-1).topk(8, -1)
-    return values, experts
+    return values / values.sum(-1, keepdim=True), experts
 
 
 def norm_product(x: Tensor, w: Tensor) -> Tensor:
     return F.rms_norm(x, (x.shape[-1],)) @ w
+
+
+class Shapes(Maker):
+    """The inputs of benchmarks without data."""
+
+    def __init__(self) -> None:
+        self.device = torch.device("meta")
+
+    def normal(self, *size: int, dtype: torch.dtype = torch.bfloat16, scale: float = 1.0) -> Tensor:
+        return torch.empty(size, dtype=dtype, device=self.device)
+
+    def integers(self, high: int, *size: int) -> Tensor:
+        return torch.empty(size, dtype=torch.int64, device=self.device)
 
 
 def of(*size: int, dtype: torch.dtype = torch.bfloat16) -> Tensor:

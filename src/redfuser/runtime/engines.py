@@ -153,13 +153,15 @@ class TritonEngine:
     def launcher(self, program: Program, schedule: Schedule) -> Launcher:
         from redfuser.backends.triton.launch import Launcher
         from redfuser.backends.triton.printed import Form
+        from redfuser.backends.triton.resources import machine
 
         mode = self.mode
         key = id(program), schedule, mode
         if key not in self._launchers:
             form = Form(
-                precision=mode, bulk=schedule.bulk, coarse=self.target.startswith("cuda") and not _interpreted()
-            )
+                precision=mode, bulk=schedule.bulk, coarse=self.target.startswith("cuda") and not _interpreted(),
+                e4m3=machine(self.target).e4m3,
+            )  # fmt: skip
             made = Launcher(program, form, schedule.warps, schedule.stages, self.cache.kernels, self.cache.added)
             self._launchers[key] = program, made
         return self._launchers[key][1]
@@ -182,8 +184,9 @@ class TritonEngine:
 
     def listing(self, program: Program, schedule: Schedule, why: str, subject: Callable[[], Subject]) -> Listing | None:
         from redfuser.backends.triton.candidates import printable
+        from redfuser.backends.triton.resources import machine
 
-        if not printable(program):
+        if not printable(program, machine(self.target)):
             return None
 
         def write(listings: Sequence[Listing]) -> str:

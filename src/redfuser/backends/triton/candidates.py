@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Iterable, Iterator, Mapping
-from dataclasses import replace
+from dataclasses import dataclass, replace
 
 from redfuser.algebra.nodes import Derivation
 from redfuser.backends.triton.emit import emit
 from redfuser.backends.triton.layout import power
 from redfuser.backends.triton.printed import Form
-from redfuser.backends.triton.resources import Estimate, Machine, microseconds
+from redfuser.backends.triton.resources import REGISTERS, Estimate, Machine, microseconds
 from redfuser.index.ints import Axis, as_int
 from redfuser.regions.nodes import Region
 from redfuser.tile import roles
@@ -65,10 +65,11 @@ def candidates(
     strategy: Strategy = Strategy.AUTO, tile: int = 0, segments: int = 0,
 ) -> Iterator[Schedule]:  # fmt: skip
     """Schedules that can be printed, fit the machine and are not ruled out by the model, in the order of the lists
-    below. A schedule is printed only when it is asked for."""
+    below; but first comes one that keeps to registers, since it is what runs where nothing is measured. A schedule is
+    printed only when it is asked for."""
     shape = Shape(region, derivation, sizes)
     kinds = _dots(shape, machine) if shape.matrix else _rows(shape)
-    timed: list[tuple[float, int, Schedule]] = []
+    timed: list[_Timed] = []
     programs: dict[Schedule, Program] = {}
     seen: set[Schedule] = set()
     for n, s in enumerate(itertools.islice(_forced(kinds, shape, machine, strategy, tile, segments), LOOKED_AT)):
@@ -79,27 +80,42 @@ def candidates(
         try:
             if plain not in programs:
                 programs[plain] = build(region, derivation, plain)
-            time = _time(programs[plain], s, sizes, machine)
+            time = _time(programs[plain], s, n, sizes, machine)
         except Unsupported:
             continue
         if time is not None:
-            timed.append((time, n, s))
-    best = min((t for t, _, _ in timed), default=0.0)
+            timed.append(time)
+    best = min((x.microseconds for x in timed), default=0.0)
     # the model is coarse: it rules out; the order is that of the lists below, which were measured
-    timed = [x for x in timed if x[0] <= COARSE * best]
+    timed = sorted((x for x in timed if x.microseconds <= COARSE * best), key=lambda x: x.place)
     can: dict[Schedule, bool] = {}
-    for _, _, s in sorted(timed, key=lambda x: x[1]):
-        plain = _plain(s)
+
+    def printed(x: _Timed) -> bool:
+        plain = _plain(x.schedule)
         if plain not in can:
-            can[plain] = printable(programs[plain])
-        if can[plain]:
-            yield s
+            can[plain] = printable(programs[plain], machine)
+        return can[plain]
+
+    first = next((x for x in timed if x.registers <= REGISTERS and printed(x)), None)
+    if first is not None:
+        yield first.schedule
+    yield from (x.schedule for x in timed if x is not first and printed(x))
 
 
-def printable(p: Program) -> bool:
-    """True where Triton has a form for all of it."""
+@dataclass(frozen=True, slots=True)
+class _Timed:
+    """A schedule, its place in the lists, and what the model says of it."""
+
+    schedule: Schedule
+    place: int
+    microseconds: float
+    registers: int  # of the kernel that takes most
+
+
+def printable(p: Program, machine: Machine) -> bool:
+    """True where Triton has a form for all of it on a machine."""
     try:
-        emit(p, Form())
+        emit(p, Form(e4m3=machine.e4m3))
     except Unsupported:
         return False
     return True
@@ -110,14 +126,10 @@ def _plain(s: Schedule) -> Schedule:
     return replace(s, warps=0, stages=0, bulk=False)
 
 
-def _time(p: Program, s: Schedule, sizes: Mapping[str, int], machine: Machine) -> float | None:
-    total = 0.0
-    for k in p.kernels:
-        one = microseconds(Estimate(k, sizes, s.warps, s.stages).need(), machine, s.warps)
-        if one is None:
-            return None
-        total += one
-    return total
+def _time(p: Program, s: Schedule, place: int, sizes: Mapping[str, int], machine: Machine) -> _Timed | None:
+    needs = [Estimate(k, sizes, s.warps, s.stages).need() for k in p.kernels]
+    times = [t for n in needs if (t := microseconds(n, machine, s.warps)) is not None]
+    return _Timed(s, place, sum(times), max(n.registers for n in needs)) if len(times) == len(needs) else None
 
 
 def _forced(

@@ -11,10 +11,10 @@ from redfuser.backends.triton.kernel import KernelWriter
 from redfuser.backends.triton.layout import RESERVED
 from redfuser.backends.triton.printed import Form, Source
 from redfuser.backends.triton.scales import pull_scales
+from redfuser.index.expr import DType
 from redfuser.tile.names import Names
-from redfuser.tile.nodes import (
-    Program,
-)
+from redfuser.tile.nodes import Program
+from redfuser.tile.strategy import Unsupported
 
 HEADER = '''"""{note}"""
 
@@ -30,6 +30,8 @@ def emit(p: Program, form: Form) -> Source:
     used: set[str] = set()
     names = Names(RESERVED)
     printed = [KernelWriter(p, pull_scales(k), form, used, names.new(f"{p.name}_{k.name}")).kernel() for k in p.kernels]
+    if not form.e4m3 and ("to_e4m3" in used or any(t.dtype is DType.FLOAT8_E4M3 for t in p.tensors)):
+        raise Unsupported("float8_e4m3fn needs a GPU that has it: of NVIDIA's, compute capability 8.9 and later")
     helpers = functions.source(used)
     body = "\n\n".join(k.text for k in printed)
     header = HEADER.format(note=f"{p.name}: " + "; ".join(k.note for k in p.kernels) + ".")

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from redfuser.backends.triton.expr import Scope, show_int
+from redfuser.backends.triton.expr import Scope, show_const, show_int
 from redfuser.backends.triton.layout import Dim
 from redfuser.backends.triton.printed import Pointer, Stride
 from redfuser.backends.triton.writer import Writer
-from redfuser.index.expr import DType, Ref
+from redfuser.index.expr import DType, Ref, const
 from redfuser.index.ints import ZERO, Axis, FloorDiv, Gather, Int, Mod, as_int
 from redfuser.tile.nodes import (
     Read,
@@ -68,9 +68,10 @@ class Memory(Writer):
         lifted = narrow and s.out.name not in self.raw
         dims = self.define(s.out, DType.FLOAT32 if lifted else None)
         copied = self.form.bulk and not lifted and self.copied(s, dims)
+        nothing = show_const(const(0, self.program.tensor(s.tensor).dtype))
         for at in self.everywhere(dims):
             mask = self.mask(dims, at)
-            options = f", mask={mask}, other=0" if mask else ""
+            options = f", mask={mask}, other={nothing}" if mask else ""
             options += ', eviction_policy="evict_first"' if self.last_use and self.alone(s) else ""
             tail = ".to(tl.float32)" if lifted else ""
             text = f"tl.load({self.address(s.tensor, s.index, s.clip, self.scope(dims, at), at)}{options}){tail}"

@@ -47,7 +47,7 @@ class Form:
     64-bit offsets; ``group``: batches whose row blocks of uneven work run together, heaviest first; ``precision`` of
     float32 dots; ``coarse``: functions of sums of 16-bit products by NVIDIA's instructions that are right to 11 bits,
     where the sum itself, rounded by PyTorch to 8 or 11, is no better; ``stages``: tiles dealt to lanes are loaded so many
-    ahead, into shared memory (where dots are, Triton does so by itself).
+    ahead, into shared memory (where dots are, Triton does so by itself); ``e4m3``: the machine has that format.
 
     Triton's own split into loading and computing warps (``warp_specialize``) is not used: with 3.6 these kernels then
     compile on Hopper and give wrong results.
@@ -59,6 +59,7 @@ class Form:
     coarse: bool = False
     bulk: bool = False
     stages: int = 1
+    e4m3: bool = True
 
 
 @dataclass(frozen=True, slots=True)

@@ -32,14 +32,18 @@ class Machine:
     bandwidth: float
     cache_bandwidth: float
     bulk: bool = False  # it has a bulk copy engine
+    e4m3: bool = True  # it has that number format
 
 
 H200 = Machine(132, 227 * 1024, 2048, 800e6, 50e6, 8e6, 4.3e6, 8e6, True)
 # by compute capability or architecture; an unknown one counts as the nearest known before it
 MACHINES = {
-    "cuda:80": Machine(108, 163 * 1024, 2048, 280e6, 18e6, 4.5e6, 1.7e6, 4e6),
+    "cuda:80": Machine(108, 163 * 1024, 2048, 280e6, 18e6, 4.5e6, 1.7e6, 4e6, e4m3=False),
+    "cuda:86": Machine(84, 99 * 1024, 1536, 150e6, 18e6, 4e6, 0.7e6, 3e6, e4m3=False),
+    "cuda:89": Machine(142, 99 * 1024, 1536, 360e6, 40e6, 7e6, 0.8e6, 4e6),
     "cuda:90": H200,
     "cuda:100": Machine(148, 227 * 1024, 2048, 1600e6, 60e6, 9e6, 7e6, 12e6, True),
+    "cuda:120": Machine(188, 99 * 1024, 1536, 400e6, 55e6, 9e6, 1.6e6, 6e6, True),
     "hip:gfx942": Machine(304, 64 * 1024, 2048, 900e6, 80e6, 10e6, 4.5e6, 9e6),
 }
 
@@ -155,7 +159,10 @@ class Estimate:
                     if isinstance(x, Apply):
                         self.scalar += n * times
                         self.special += n * times * (x.fn in _SPECIAL)
-                return n
+                if isinstance(s, Correct):
+                    return 0  # in place
+                # an operand is held beside what it is made of
+                return n + n * s.out.dtype.bytes // 4 if s.out.name in self.operands else n
             case Reduce():
                 self.scalar += self.elements(s.out.axes | {s.over}) * times
                 return 0
@@ -169,9 +176,13 @@ class Estimate:
                 return 0
 
 
+REGISTERS = 240  # that a thread keeps; the model is coarse, and beyond 255 some are spilled
+MOST_REGISTERS = 300  # beyond it most are
+
+
 def microseconds(n: Need, m: Machine, warps: int) -> float | None:
     """The time a kernel would take; None where a program does not fit."""
-    if n.shared > m.shared or n.registers > 400:
+    if n.shared > m.shared or n.registers > MOST_REGISTERS:
         return None
     registers = min(255, n.registers)
     resident = min(
@@ -183,7 +194,7 @@ def microseconds(n: Need, m: Machine, warps: int) -> float | None:
     waves = -(-n.programs // slots)
     full = n.programs / (waves * slots)
     busy = min(1.0, n.programs / m.processors)
-    spilled = 1 + max(0, n.registers - 240) / 100
+    spilled = 1 + max(0, n.registers - REGISTERS) / 100
     work = max(n.tensor / m.tensor, n.scalar / m.scalar, n.special / m.special)
     tail = max(full, 0.5 * busy)
     memory = n.bytes / m.cache_bandwidth / min(1.0, n.programs * warps / (m.processors * 8))
