@@ -99,10 +99,15 @@ def ordered(s: Separator, e: Expr) -> Ordered:
     if isinstance(e, Cast) and s.r.kind(e) == X | D:
         m = ordered(s, e.arg)
         return replace(m, read=Cast(m.read, e.dtype), weak=m.weak or s.r.rounds(e))
-    if not isinstance(e, Apply) or s.r.kind(e) != X | D:
+    if not isinstance(e, Apply) or s.r.kind(e) != X | D or _wraps(e):
         raise refused(s, e)
     m2 = _apply(s, e)
     return m2 if m2 is not None else _canonical(s, e)
+
+
+def _wraps(e: Apply) -> bool:
+    """True for arithmetic of integers, whose order is lost where a result leaves their range."""
+    return not e.dtype.is_float and e.fn in (Fn.ADD, Fn.SUB, Fn.MUL, Fn.NEG, Fn.ABS, Fn.POW)
 
 
 def _apply(s: Separator, e: Apply) -> Ordered | None:
@@ -144,6 +149,7 @@ def _with_result(s: Separator, e: Apply) -> Ordered | None:
             if e.fn is Fn.DIV and not left:
                 return None
             sign = s.r.term(other)
+            weak |= e.fn is Fn.MUL and sign.may_vanish
             if sign.nonpos:
                 shape = _FLIP[shape]
             elif not sign.nonneg:
@@ -242,4 +248,4 @@ def _canonical(s: Separator, e: Apply) -> Ordered:
     key_expr = s.emit(key)
     read = build.mul(build.add(hole(dtype_of(key_expr)), s.emit(rest)), s.emit(g.scale))
     shape = Shape.UP if g.scale.nonneg else Shape.DOWN if g.scale.nonpos else Shape.EITHER
-    return Ordered(key_expr, read, shape)
+    return Ordered(key_expr, read, shape, g.scale.may_vanish)

@@ -54,6 +54,10 @@ class Term:
         return self.sign == POS
 
     @property
+    def may_vanish(self) -> bool:
+        return self.sign[1]
+
+    @property
     def mixed(self) -> bool:
         return self.kind == X | D
 
