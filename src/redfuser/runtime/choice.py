@@ -6,6 +6,7 @@ import dataclasses
 import logging
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from enum import Enum
 
 import torch
 
@@ -16,7 +17,7 @@ from redfuser.runtime.engine import Engine, Replaced, Sizes
 from redfuser.runtime.tune import Outcome, Row, progress_bar, tune
 from redfuser.settings import Options, Tune
 from redfuser.tile.cost import Cost, Decision
-from redfuser.tile.nodes import Program, Strategy
+from redfuser.tile.nodes import Program, Role, Strategy
 from redfuser.tile.strategy import Schedule
 
 log = logging.getLogger("redfuser")
@@ -131,12 +132,14 @@ def _name(r: Row[Schedule | None]) -> str:
     if s is None:
         return "unfused"
     parts = "" if s.strategy is not Strategy.MULTI else f" of {s.segments} segments"
+    if s.vector is not None:
+        return f"{s.strategy}{parts} ({s.row}x{s.tile}, {s.vector} in lanes)"
     extra = ", bulk copies" * s.bulk
     return f"{s.strategy}{parts} ({s.row}x{s.tile}, {s.warps} warps, {s.stages} stages{extra})"
 
 
 def _record(s: Schedule) -> dict[str, str | int | None]:
-    return {k: v.value if isinstance(v, Strategy) else v for k, v in dataclasses.asdict(s).items()}
+    return {k: v.value if isinstance(v, Enum) else v for k, v in dataclasses.asdict(s).items()}
 
 
 def _schedule(record: object) -> Schedule | None:
@@ -144,4 +147,5 @@ def _schedule(record: object) -> Schedule | None:
         return None
     if not isinstance(record, dict):
         raise TypeError("a schedule is a table")
-    return Schedule(**{**record, "strategy": Strategy(record["strategy"])})
+    vector = record.get("vector")
+    return Schedule(**{**record, "strategy": Strategy(record["strategy"]), "vector": vector and Role(vector)})

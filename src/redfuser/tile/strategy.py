@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from redfuser.tile.nodes import Strategy
+from redfuser.tile.nodes import Role, Strategy
 
 
 class Unsupported(Exception):
@@ -16,7 +16,8 @@ class Schedule:
     """``row``: positions of all row axes together in a tile; ``tile``: of the cascade axis; ``column``: of each column
     axis (None: whole); ``segments``: pieces of the cascade axis, for MULTI; ``merge_row`` and ``merge_column``: the
     blocks in which their partial states are joined (None: as before); ``warps`` and ``stages``: what a GPU's compiler
-    is told, threads by 32 and loads in flight; ``bulk``: tiles come by its bulk copy engine."""
+    is told, threads by 32 and loads in flight; ``bulk``: tiles come by its bulk copy engine; ``vector``: the role of
+    the axes that a CPU's vectors run along (None: the printer's choice)."""
 
     strategy: Strategy
     row: int = 64
@@ -28,3 +29,4 @@ class Schedule:
     warps: int = 4
     stages: int = 2
     bulk: bool = False
+    vector: Role | None = None
