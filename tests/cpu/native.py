@@ -1,14 +1,13 @@
-"""Regions as C++: what a test compiles and runs. Libraries are kept for the test session."""
+"""Regions as C++: what a test compiles and runs. Libraries are kept in memory for the test session."""
 
 from __future__ import annotations
 
 import ctypes
-from collections.abc import Sequence
 
 from stages import Recorded
 from torch import Tensor
 
-from redfuser.backends.cpu.compile import compile_text, find_compiler, key_parts, load
+from redfuser.backends.cpu.compile import Compiler, find_compiler, key_parts, load
 from redfuser.backends.cpu.emit import Source
 from redfuser.backends.cpu.launch import Launcher
 from redfuser.backends.cpu.writer import Form
@@ -18,7 +17,14 @@ from redfuser.tile.nodes import Program
 from redfuser.tile.strategy import Schedule
 
 
-class Memory(dict):
+class Quick(Compiler):
+    """The same compiler, asked for little optimisation: most tests compile many kernels that run once."""
+
+    def flags(self, target: str) -> tuple[str, ...]:
+        return tuple("-O1" if f == "-O3" else f for f in super().flags(target))
+
+
+class Memory(dict[str, bytes]):
     """A store that lasts as long as the process."""
 
     def put(self, key: str, data: bytes, what: str = "") -> None:
@@ -28,24 +34,27 @@ class Memory(dict):
 MEMORY = Memory()
 
 
-def compiled(source: Source, target: str = "native") -> ctypes.CDLL:
-    compiler = find_compiler()
-    assert compiler is not None
+def compiled(source: Source, target: str, kind: type[Compiler] = Quick) -> ctypes.CDLL:
+    found = find_compiler()
+    assert found is not None
+    compiler = kind(found.command, found.version)
     key = key_of(*key_parts(source.text, compiler, target))
     return load(source.text, key, compiler, target, MEMORY, source.name)
-
-
-def launcher(program: Program, form: Form = Form(), target: str = "native") -> Launcher:  # noqa: B008
-    return Launcher(program, form, lambda s: compiled(s, target))
 
 
 def program_of(r: Recorded, schedule: Schedule, name: str = "cascade") -> Program:
     return build(r.planned.region, r.planned.derivation, schedule, name)
 
 
-def launch(r: Recorded, schedule: Schedule, form: Form = Form(), target: str = "native") -> list[Tensor]:  # noqa: B008
+def launcher_of(program: Program, form: Form, target: str = "native", kind: type[Compiler] = Quick) -> Launcher:
+    return Launcher(program, form, lambda s: compiled(s, target, kind))
+
+
+def launcher(r: Recorded, schedule: Schedule, wide: bool = False, target: str = "native") -> Launcher:
+    """The kernels of a region at one schedule."""
+    return launcher_of(program_of(r, schedule), Form(schedule.vector, wide), target)
+
+
+def launch(r: Recorded, schedule: Schedule, wide: bool = False, target: str = "native") -> list[Tensor]:
     """The region's outputs, by its kernels."""
-    return launcher(program_of(r, schedule), form, target).prepare(r.sizes)(list(r.inputs.values()))
-
-
-__all__: Sequence[str] = ("compile_text", "compiled", "launch", "launcher", "program_of")
+    return launcher(r, schedule, wide, target).prepare(r.sizes)(list(r.inputs.values()))
