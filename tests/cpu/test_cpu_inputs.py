@@ -72,9 +72,7 @@ def test_grouped_heads_and_several_queries(schedule):
         p = torch.softmax(rows @ k[:, :, None].transpose(-1, -2) / math.sqrt(d), -1)
         return (p @ v[:, :, None]).reshape(b, h, n, d)
 
-    agrees(
-        record(grouped, (rnd(2, 6, 5, 16), rnd(2, 2, 37, 16, seed=1), rnd(2, 2, 37, 16, seed=2))), [schedule]
-    )
+    agrees(record(grouped, (rnd(2, 6, 5, 16), rnd(2, 2, 37, 16, seed=1), rnd(2, 2, 37, 16, seed=2))), [schedule])
 
 
 @schedules

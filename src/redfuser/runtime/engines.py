@@ -45,7 +45,9 @@ def engine_for(device: torch.device, options: Options) -> Engine:
         if not _has_triton():
             raise BackendError("backend='triton' needs the package triton: pip install 'triton>=3.6'")
         return TritonEngine(device, gpu or "cuda:90", kernels_directory(options))
-    if options.backend is Backend.CPU or (options.backend is Backend.AUTO and not gpu and device.type in ("cpu", "meta")):
+    if options.backend is Backend.CPU or (
+        options.backend is Backend.AUTO and not gpu and device.type in ("cpu", "meta")
+    ):
         engine = _cpu_engine(options, target or "native")
         if engine is not None:
             return engine

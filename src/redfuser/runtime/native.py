@@ -97,6 +97,6 @@ class CpuEngine:
         def write(listings: Sequence[Listing]) -> str:
             from redfuser.backends.cpu.source import script
 
-            return script(listings, self.compiler, self.target)
+            return script(listings, lambda x: self.launcher(x.program, x.schedule).source(), self.compiler, self.target)
 
         return Listing(program, schedule, self.target, why, subject, write)

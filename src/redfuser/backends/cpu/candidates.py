@@ -1,9 +1,9 @@
 """Schedules worth measuring on a CPU, the likeliest first. A kernel takes a second to compile, so they are few.
 
-    matrix products over many rows     rows in lanes, blocks of 64 rows by tiles that stay in the second-level cache
-    weights wider than a block         columns in lanes, as they lie in memory
-    few rows                           features and the cascade axis in lanes, the axis cut so that every thread has work
-    rows of their own                  the cascade axis in lanes; many short rows side by side instead
+matrix products over many rows     rows in lanes, blocks of 64 rows by tiles that stay in the second-level cache
+weights wider than a block         columns in lanes, as they lie in memory
+few rows                           features and the cascade axis in lanes, the axis cut so that every thread has work
+rows of their own                  the cascade axis in lanes; many short rows side by side instead
 """
 
 from __future__ import annotations
@@ -89,7 +89,9 @@ def _matrix(shape: Shape) -> Iterator[Schedule]:
         return
     for row, tile in ((64, 128), (64, 64), (128, 64)):
         if row == 64 or shape.rows >= row:
-            yield Schedule(Strategy.SINGLE, min(row, shape.rows), min(tile, max(16, shape.length)), None, vector=Role.ROW)
+            yield Schedule(
+                Strategy.SINGLE, min(row, shape.rows), min(tile, max(16, shape.length)), None, vector=Role.ROW
+            )
 
 
 def _few_rows(shape: Shape, threads: int, segments: int) -> Iterator[Schedule]:
@@ -115,7 +117,7 @@ def _segments(points: int, tiles: int, threads: int) -> list[int]:
 
 
 def _rows(shape: Shape, threads: int, segments: int) -> Iterator[Schedule]:
-    points = shape.batch * shape.rows * (1 if not shape.column_axes else 1)
+    points = shape.batch * shape.rows
     tile = 4096
     tiles = -(-shape.length // tile)
     if shape.length <= LONGEST_LANES and shape.rows >= 4 * ROWS and not shape.column_axes:

@@ -42,7 +42,9 @@ def emit(p: Program, form: Form) -> Source:
         calls.append(f"  run({w.name}, a, {w.points()}, {w.bytes});")
     lines.append(f'extern "C" void {run}(const i64 *a) {{')
     for s in sizes:
-        lines.append(f"  const i64 {arguments.sizes[s]} = a[{arguments.place[arguments.sizes[s]]}]; (void){arguments.sizes[s]};")
+        lines.append(
+            f"  const i64 {arguments.sizes[s]} = a[{arguments.place[arguments.sizes[s]]}]; (void){arguments.sizes[s]};"
+        )
     lines += [*calls, "}"]
     return Source("\n".join(lines) + "\n", run, arguments.count, tuple(sizes))
 

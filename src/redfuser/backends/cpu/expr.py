@@ -24,7 +24,13 @@ _ROUND = {
     DType.BFLOAT16: "as_bf16", DType.FLOAT16: "as_f16", DType.FLOAT8_E4M3: "as_e4m3", DType.FLOAT8_E5M2: "as_e5m2",
     DType.INT8: "wrap_i8", DType.INT16: "wrap_i16", DType.UINT8: "wrap_u8",
 }  # fmt: skip
-_PAIR = {Fn.MAXIMUM: "larger", Fn.MINIMUM: "smaller", Fn.POW: "x_pow", Fn.FLOORDIV: "x_floordiv", Fn.REMAINDER: "x_remainder"}
+_PAIR = {
+    Fn.MAXIMUM: "larger",
+    Fn.MINIMUM: "smaller",
+    Fn.POW: "x_pow",
+    Fn.FLOORDIV: "x_floordiv",
+    Fn.REMAINDER: "x_remainder",
+}
 _NARROW = 2**31
 
 

@@ -172,7 +172,7 @@ class KernelWriter(Operations):
         self.open(f"for (i64 {first} = {start}; {first} < {end}; {first} += {s.tile})")
         before = self.exact.get(s.axis, False)
         if not single:
-            whole = s.full or as_int(s.axis.size).value is not None and as_int(s.axis.size).value % s.tile == 0  # type: ignore[operator]
+            whole = s.full or (as_int(s.axis.size).value is not None and as_int(s.axis.size).value % s.tile == 0)  # type: ignore[operator]
             count = str(s.tile) if whole else f"imin({s.tile}, {size} - {first})"
             self.line(f"const i64 {self.counts[s.axis]} = {count};")
             self.exact[s.axis] = whole and s.tile % 16 == 0
@@ -217,7 +217,8 @@ class KernelWriter(Operations):
         name = self.names.new(f"{self.ident(b.value)}_{'least' if isinstance(b, Lowest) else 'most'}")
         self.line(f"i64 {name} = {self.scalar(b.value, lambda a: '0')[0]};")
         loops = " ".join(
-            f"for (i64 {self.axis_names[a]} = 0; {self.axis_names[a]} < {self.length(a)}; {self.axis_names[a]}++)" for a in axes
+            f"for (i64 {self.axis_names[a]} = 0; {self.axis_names[a]} < {self.length(a)}; {self.axis_names[a]}++)"
+            for a in axes
         )
         fn = "imin" if isinstance(b, Lowest) else "imax"
         self.line(f"{loops} {name} = {fn}({name}, {self.scalar(b.value, lambda a: self.axis_names[a])[0]});")
@@ -239,7 +240,7 @@ class KernelWriter(Operations):
         for t in reversed(self.k.grid):
             size, block = self.number(as_int(t.axis.size)), t.block or 1
             tiles = size if block == 1 else f"cdiv({size}, {block})"
-            at = f"rest % {tiles}" if not size == "1" else "0"
+            at = f"rest % {tiles}" if size != "1" else "0"
             if t.axis in uneven:
                 at = f"{tiles} - 1 - {at}"
             if t.axis in self.layout.single:
@@ -248,7 +249,9 @@ class KernelWriter(Operations):
             n = as_int(t.axis.size).value
             exact = n is not None and n % block == 0
             count = str(block) if exact else f"imin({block}, {size} - {self.firsts[t.axis]})"
-            self.line(f"const i64 {self.firsts[t.axis]} = ({at}) * {block}, {self.counts[t.axis]} = {count}; rest /= {tiles};")
+            self.line(
+                f"const i64 {self.firsts[t.axis]} = ({at}) * {block}, {self.counts[t.axis]} = {count}; rest /= {tiles};"
+            )
             self.exact[t.axis] = exact and block % 16 == 0
         self.body(self.k.body, frozenset())
 
@@ -280,7 +283,9 @@ class KernelWriter(Operations):
             if n in names:
                 t = self.tensors[names[n]]
                 const = "" if self.is_output(t.name) else "const "
-                lines.append(f"{const}{STORED[t.dtype]} *{n} = ({const}{STORED[t.dtype]} *)a[{self.arguments.place[n]}];")
+                lines.append(
+                    f"{const}{STORED[t.dtype]} *{n} = ({const}{STORED[t.dtype]} *)a[{self.arguments.place[n]}];"
+                )
             else:
                 numbers.append(f"{n} = a[{self.arguments.place[n]}]")
         for i in range(0, len(numbers), 8):
@@ -314,5 +319,3 @@ def _axes_of(b: Bound) -> Iterable[Axis]:
             return [a for x in b.args for a in _axes_of(x)]
         case _:
             return ()
-
-

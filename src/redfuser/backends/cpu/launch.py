@@ -63,7 +63,9 @@ class Launcher:
         serial = int(work(self.program, number) < SERIAL)
         head = [parallel, threads, serial, 0]
         tail = [sizes[s] for s in source.sizes]
-        scratch = [(t.name, -(-math.prod(shapes[t.name]) * t.dtype.bytes // 64) * 64) for t in self.program.of(Kind.SCRATCH)]
+        scratch = [
+            (t.name, -(-math.prod(shapes[t.name]) * t.dtype.bytes // 64) * 64) for t in self.program.of(Kind.SCRATCH)
+        ]
         outputs = [(shapes[t.name], TORCH[t.dtype]) for t in self.program.of(Kind.OUTPUT)]
         places = {t.name: FIRST_TENSOR + n for n, t in enumerate(self.program.tensors)}
         call = _Call(
@@ -135,7 +137,10 @@ def openmp() -> tuple[int, int]:
         if path.exists():
             library = ctypes.CDLL(str(path))
             try:
-                found = [ctypes.cast(getattr(library, f), ctypes.c_void_p).value for f in ("GOMP_parallel", "omp_get_max_threads")]
+                found = [
+                    ctypes.cast(getattr(library, f), ctypes.c_void_p).value
+                    for f in ("GOMP_parallel", "omp_get_max_threads")
+                ]
             except AttributeError:
                 continue
             return found[0] or 0, found[1] or 0

@@ -1,8 +1,8 @@
 """Loop nests: element by element without lanes, vector by vector with them, and sums that stay in registers.
 
-    for (i64 j …)                            kept axes, the lanes innermost
-    over<4>(i_n, …)  { for (i64 l …) }       several vectors of a kept lane axis, each with its own accumulator
-    each<4>(l_n, …)                          lanes that are reduced: several accumulators, joined at the end
+for (i64 j …)                            kept axes, the lanes innermost
+over<4>(i_n, …)  { for (i64 l …) }       several vectors of a kept lane axis, each with its own accumulator
+each<4>(l_n, …)                          lanes that are reduced: several accumulators, joined at the end
 """
 
 from __future__ import annotations
@@ -177,7 +177,9 @@ class _Nest:
             reg, kind = w.register(n), slot.kind
             text = w.vector(n, self.at, self.lane)
             if self.several and vector and level == chunk:
-                self.loads.setdefault(level, []).append(f"{kind.vector} {reg}[U]; for (int u = 0; u < U; u++) {reg}[u] = {text};")
+                self.loads.setdefault(level, []).append(
+                    f"{kind.vector} {reg}[U]; for (int u = 0; u < U; u++) {reg}[u] = {text};"
+                )
                 self.regs[n] = f"{reg}[u]", kind
             elif self.several and vector:
                 self.loads.setdefault(len(self.loops) + 1, []).append(f"const {kind.vector} {reg} = {text};")

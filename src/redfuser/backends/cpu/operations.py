@@ -92,7 +92,9 @@ class Operations(Nests):
         assert lane is not None
         order = [a for a in self.layout.order(target.axes) if a is not lane]
         for a in order:
-            self.open(f"for (i64 {self.axis_names[a]} = 0; {self.axis_names[a]} < {self.length(a)}; {self.axis_names[a]}++)")
+            self.open(
+                f"for (i64 {self.axis_names[a]} = 0; {self.axis_names[a]} < {self.length(a)}; {self.axis_names[a]}++)"
+            )
         n = self.axis_names[lane]
 
         def at(a: Axis) -> str:
@@ -129,7 +131,9 @@ class Operations(Nests):
         else:
             call = f"best_of_lanes<{k}, {highest}>("
         for a in rows:
-            self.open(f"for (i64 {self.axis_names[a]} = 0; {self.axis_names[a]} < {self.length(a)}; {self.axis_names[a]}++)")
+            self.open(
+                f"for (i64 {self.axis_names[a]} = 0; {self.axis_names[a]} < {self.length(a)}; {self.axis_names[a]}++)"
+            )
 
         def at(a: Axis) -> str:
             return self.axis_names[a] if a in rows else "0"
@@ -137,7 +141,9 @@ class Operations(Nests):
         if call.startswith("best_of_rows"):
             step = x.steps.get(s.over, "0")
             slot = self._slot_step(out, s.k)
-            self.line(f"{call}{x.address(at)}, {step}, {n}, {start}, {worst}, {out.address(at)}, {index.address(at)}, {slot});")
+            self.line(
+                f"{call}{x.address(at)}, {step}, {n}, {start}, {worst}, {out.address(at)}, {index.address(at)}, {slot});"
+            )
         else:
             pairs = ", ".join(f"{self._whole(y, at)}, {self._slot_step(y, s.k)}" for y in (out, index))
             self.line(f"{call}{self._whole(x, at)}, {n}, {start}, {worst}, {pairs});")
@@ -165,11 +171,18 @@ class Operations(Nests):
         lane = self.layout.lane(s.out.axes)
         rows = [a for a in self.layout.order(s.out.axes) if a is not s.k]
         spans = all(lane in y.steps for y in sides)
-        by_rows = lane is not None and lane is not s.k and spans and all(y.element in ("float", "double", "i32", "i64") for y in sides)
+        by_rows = (
+            lane is not None
+            and lane is not s.k
+            and spans
+            and all(y.element in ("float", "double", "i32", "i64") for y in sides)
+        )
         if by_rows:
             rows = [a for a in rows if a is not lane]
         for a in rows:
-            self.open(f"for (i64 {self.axis_names[a]} = 0; {self.axis_names[a]} < {self.length(a)}; {self.axis_names[a]}++)")
+            self.open(
+                f"for (i64 {self.axis_names[a]} = 0; {self.axis_names[a]} < {self.length(a)}; {self.axis_names[a]}++)"
+            )
 
         def at(a: Axis) -> str:
             return self.axis_names[a] if a in rows else "0"
@@ -185,5 +198,3 @@ class Operations(Nests):
             self.line(f"merge_lists<{k}, {highest}>({pairs});")
         for _ in rows:
             self.close()
-
-

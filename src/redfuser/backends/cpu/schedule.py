@@ -236,5 +236,3 @@ def split(body: Iterable[Statement]) -> list[list[Statement]]:
         else:
             blocks[-1].append(s)
     return [b for b in blocks if b]
-
-

@@ -18,7 +18,18 @@ from redfuser.tile.uses import every, uses_of
 
 RUNTIME = Path(__file__).parent / "runtime"
 ON_STACK = 2048  # bytes of a value that the compiler may keep in registers
-_BYTES = {"float": 4, "i32": 4, "bf16": 2, "f16": 2, "i16": 2, "b8": 1, "u8": 1, "i8": 1, "e4m3": 1, "e5m2": 1}  # else 8
+_BYTES = {
+    "float": 4,
+    "i32": 4,
+    "bf16": 2,
+    "f16": 2,
+    "i16": 2,
+    "b8": 1,
+    "u8": 1,
+    "i8": 1,
+    "e4m3": 1,
+    "e5m2": 1,
+}  # else 8
 WIDEST = 16  # lanes of the widest vector
 FIRST_TENSOR = 4  # the arguments before: threads, and a matrix product
 
@@ -129,7 +140,9 @@ class Writer:
     def __init__(self, p: Program, k: Kernel, form: Form, arguments: Arguments, names: Names) -> None:
         self.program, self.k, self.form, self.arguments = p, k, form, arguments
         self.layout = Layout(k, form.lanes)
-        self.names = Names([*reserved(), *arguments.names.values(), *arguments.strides.values(), *arguments.sizes.values()])
+        self.names = Names(
+            [*reserved(), *arguments.names.values(), *arguments.strides.values(), *arguments.sizes.values()]
+        )
         self.name = names.new(identifier(k.name))
         self.axis_names = {t.axis: self.names.new(identifier(t.axis.name)) for t in k.axes}
         self.firsts = {t.axis: self.names.new(f"{self.axis_names[t.axis]}_first") for t in k.axes}
