@@ -148,11 +148,12 @@ def load(text: str, key: str, compiler: Compiler, target: str, store: Store, wha
             data = compile_text(text, compiler, target)
             store.put(key, data, what)
         with _lock:
-            found = _libraries.get(key) or _libraries.setdefault(key, _opened(data))
+            found = _libraries.get(key) or _libraries.setdefault(key, open_library(data))
     return found
 
 
-def _opened(data: bytes) -> ctypes.CDLL:
+def open_library(data: bytes) -> ctypes.CDLL:
+    """Loads a library from its bytes."""
     suffix = ".dll" if sys.platform == "win32" else ".so"
     handle, path = tempfile.mkstemp(prefix="redfuser-", suffix=suffix)
     try:
