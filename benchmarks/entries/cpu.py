@@ -31,8 +31,9 @@ def entropy(x: Tensor) -> Tensor:
 def inertia(m: Tensor, r: Tensor) -> Tensor:
     """Of sets of particles about their centres of mass: (B, N), (B, N, 3) -> (B,)."""
     total = m.sum(-1)
-    centre = torch.einsum("bl,bld->bd", m, r) / total[:, None]
-    return (m * ((r - centre[:, None]) ** 2).sum(-1)).sum(-1)
+    x, y, z = r.unbind(-1)
+    cx, cy, cz = ((m * along).sum(-1, keepdim=True) / total[:, None] for along in (x, y, z))
+    return (m * ((x - cx) ** 2 + (y - cy) ** 2 + (z - cz) ** 2)).sum(-1)
 
 
 def route(x: Tensor) -> Outputs:

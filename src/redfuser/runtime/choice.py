@@ -22,6 +22,7 @@ from redfuser.tile.strategy import Schedule
 
 log = logging.getLogger("redfuser")
 LIMITS = {Tune.FAST: (8, 10.0), Tune.FULL: (64, 300.0)}  # candidates and seconds
+MOST_BESIDE = 2**28  # bytes of intermediates on a CPU; what makes more of them is not faster
 SHARE = 0.4  # of the free memory that the unfused code's intermediates may take while it is measured
 
 
@@ -111,7 +112,7 @@ def _call(fn: Callable[[], object]) -> Callable[[], None]:
 def _affordable(cost: Cost, inputs: Sequence[torch.Tensor]) -> bool:
     """True when the unfused code can be run at all, and beside what the caller has allocated."""
     if not any(x.is_cuda for x in inputs):
-        return True
+        return cost.saved <= MOST_BESIDE
     free, _ = torch.cuda.mem_get_info()
     return 2 * cost.saved < SHARE * free
 
