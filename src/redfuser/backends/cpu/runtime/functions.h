@@ -17,15 +17,9 @@ LANEWISE(x_cos, cosf, cos) LANEWISE(x_erf, erff, erf) LANEWISE(x_exp2, exp2f, ex
 LANEWISE(x_floor, __builtin_floorf, __builtin_floor) LANEWISE(x_ceil, __builtin_ceilf, __builtin_ceil)
 LANEWISE(x_trunc, __builtin_truncf, __builtin_trunc) LANEWISE(x_round, __builtin_rintf, __builtin_rint)
 LANEWISE(x_sqrt_each, __builtin_sqrtf, __builtin_sqrt) LANEWISE(x_abs_each, __builtin_fabsf, __builtin_fabs)
-#if defined(__AVX512F__) && W == 16
-AI vf x_sqrt(vf x) {
-#if defined(__clang__)
-  return __builtin_ia32_sqrtps512(x, 4);
-#else
-  return __builtin_ia32_sqrtps512_mask(x, (vf){}, (u16)-1, 4);
-#endif
-}
-#elif defined(__AVX__) && W == 8
+#if defined(__AVX512F__) && W == 16 && !defined(__clang__)
+AI vf x_sqrt(vf x) { return __builtin_ia32_sqrtps512_mask(x, (vf){}, (u16)-1, 4); }
+#elif defined(__AVX__) && W == 8 && !defined(__clang__)
 AI vf x_sqrt(vf x) { return __builtin_ia32_sqrtps256(x); }
 #else
 AI vf x_sqrt(vf x) { return x_sqrt_each(x); }
@@ -61,15 +55,10 @@ template <class V> AI V x_remainder(V a, V b) { return modulo(a, b); }
 template <class V> AI V x_floordiv(V a, V b) { return divide(a, b); }
 
 // the larger and the smaller of two numbers; NaN wins, as in PyTorch
-#if defined(__AVX512F__) && W == 16
-#if defined(__clang__)
-AI vf larger(vf a, vf b) { return sel(mk(a != a), a, (vf)__builtin_ia32_maxps512(a, b, 4)); }
-AI vf smaller(vf a, vf b) { return sel(mk(a != a), a, (vf)__builtin_ia32_minps512(a, b, 4)); }
-#else
+#if defined(__AVX512F__) && W == 16 && !defined(__clang__)
 AI vf larger(vf a, vf b) { return sel(mk(a != a), a, (vf)__builtin_ia32_maxps512_mask(a, b, (vf){}, (u16)-1, 4)); }
 AI vf smaller(vf a, vf b) { return sel(mk(a != a), a, (vf)__builtin_ia32_minps512_mask(a, b, (vf){}, (u16)-1, 4)); }
-#endif
-#elif defined(__AVX__) && W == 8
+#elif defined(__AVX__) && W == 8 && !defined(__clang__)
 AI vf larger(vf a, vf b) { return sel(mk(a != a), a, (vf)__builtin_ia32_maxps256(a, b)); }
 AI vf smaller(vf a, vf b) { return sel(mk(a != a), a, (vf)__builtin_ia32_minps256(a, b)); }
 #else
@@ -84,7 +73,10 @@ AI bool larger_m(bool a, bool b) { return a | b; }
 AI bool smaller_m(bool a, bool b) { return a & b; }
 template <class V> AI V least(V a, V b) { return a < b ? a : b; }      // b where either is NaN
 template <class V> AI V greatest(V a, V b) { return a > b ? a : b; }
-#if defined(__AVX__) && W == 8
+#if defined(__AVX512F__) && W == 16 && !defined(__clang__)
+AI vf least(vf a, vf b) { return __builtin_ia32_minps512_mask(a, b, (vf){}, (u16)-1, 4); }
+AI vf greatest(vf a, vf b) { return __builtin_ia32_maxps512_mask(a, b, (vf){}, (u16)-1, 4); }
+#elif defined(__AVX__) && W == 8 && !defined(__clang__)
 AI vf least(vf a, vf b) { return __builtin_ia32_minps256(a, b); }
 AI vf greatest(vf a, vf b) { return __builtin_ia32_maxps256(a, b); }
 #endif

@@ -22,11 +22,15 @@ AI u16 to_half(float x) {   // to nearest, ties to even
   if (rest < 0x38800000) { float f = float_of(rest) + 0.5f; return (u16)(sign | (bits_of(f) - 0x3f000000)); }
   return (u16)(sign | ((rest + 0xc8000fff + (rest >> 13 & 1)) >> 13));
 }
-#if defined(__F16C__) && W == 8
+#if defined(__clang__) && (defined(__F16C__) || defined(__aarch64__))
+typedef _Float16 halfs __attribute__((vector_size(2 * W)));
+AI vf halves(vh x) { return __builtin_convertvector((halfs)x, vf); }
+AI vh to_halves(vf x) { return (vh)__builtin_convertvector(x, halfs); }
+#elif defined(__F16C__) && W == 8
 typedef short half8 __attribute__((vector_size(16)));
 AI vf halves(vh x) { return __builtin_ia32_vcvtph2ps256((half8)x); }
 AI vh to_halves(vf x) { return (vh)__builtin_ia32_vcvtps2ph256(x, 0); }
-#elif defined(__AVX512F__) && W == 16
+#elif defined(__AVX512F__) && W == 16 && !defined(__clang__)
 typedef short half16 __attribute__((vector_size(32)));
 AI vf halves(vh x) { return __builtin_ia32_vcvtph2ps512_mask((half16)x, (vf){}, (u16)-1, 4); }
 AI vh to_halves(vf x) { return (vh)__builtin_ia32_vcvtps2ph512_mask(x, 0, (half16){}, (u16)-1); }
