@@ -85,6 +85,16 @@ def test_repeated_heads(schedule):
     agrees(record(repeated, inputs), [schedule])
 
 
+@schedules
+def test_rows_that_both_operands_have(schedule):
+    """The batch is a row axis where a producer lacks it, and in both operands of the product that follows."""
+
+    def scored(x, w):
+        return torch.softmax(x @ w, -1) @ x.mT
+
+    agrees(record(scored, (rnd(2, 30, 16), rnd(16, 16, seed=1))), [schedule, Schedule(Strategy.SINGLE, row=30, tile=16)])
+
+
 @pytest.mark.parametrize("size, value", [(80, 80), (96, 96), (72, 40), (576, 512)])
 def test_head_sizes(size, value):
     inputs = rnd(1, 5, size), rnd(1, 35, size, seed=1), rnd(1, 35, value, seed=2)

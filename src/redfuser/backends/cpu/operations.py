@@ -54,7 +54,7 @@ class Operations(Nests):
             default=None,
         )
         loops = [x for x in self.layout.order(s.out.axes) if x is not lane and x is not m]
-        count, loops = self._flattened(b, c, lane, loops)
+        count, loops = self._flattened(a, b, c, lane, loops)
         more = [x for x in over if x is not inner]
         for x in [*loops, *more]:
             n = self.axis_names[x]
@@ -73,12 +73,12 @@ class Operations(Nests):
         for _ in [*loops, *more]:
             self.close()
 
-    def _flattened(self, b: Slot, c: Slot, lane: Axis, loops: list[Axis]) -> tuple[str, list[Axis]]:
+    def _flattened(self, a: Slot, b: Slot, c: Slot, lane: Axis, loops: list[Axis]) -> tuple[str, list[Axis]]:
         """Columns of the dot: the lanes, and the axis beside them where both sides keep the two side by side."""
         if b.packed and c.packed:
             for x in loops:
                 step = b.steps.get(x)
-                if step is not None and step.isdigit() and step == c.steps.get(x) and step == self.room(lane, True):
+                if x not in a.steps and step is not None and step.isdigit() and step == c.steps.get(x) and step == self.room(lane, True):
                     return f"{self.length(x)} * {step}", [y for y in loops if y is not x]
         return self.length(lane), loops
 
