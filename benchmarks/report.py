@@ -87,7 +87,9 @@ def markdown(suite: str, records: Sequence[Record]) -> str:
 
 def _ceilings(suite: str, c: Mapping[str, float]) -> str:
     if suite == "cpu":
-        return f"- ceilings: {c['flops'] / 1e9:.0f} GFLOP/s float32 (multiply-adds), {c['bandwidth'] / 1e9:.1f} GB/s read"
+        return (
+            f"- ceilings: {c['flops'] / 1e9:.0f} GFLOP/s float32 (multiply-adds), {c['bandwidth'] / 1e9:.1f} GB/s read"
+        )
     return f"- ceilings: {c['flops'] / 1e12:.1f} TFLOP/s bf16, {c['bandwidth'] / 1e9:.0f} GB/s (read and write)"
 
 

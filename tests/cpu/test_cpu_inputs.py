@@ -92,7 +92,9 @@ def test_rows_that_both_operands_have(schedule):
     def scored(x, w):
         return torch.softmax(x @ w, -1) @ x.mT
 
-    agrees(record(scored, (rnd(2, 30, 16), rnd(16, 16, seed=1))), [schedule, Schedule(Strategy.SINGLE, row=30, tile=16)])
+    agrees(
+        record(scored, (rnd(2, 30, 16), rnd(16, 16, seed=1))), [schedule, Schedule(Strategy.SINGLE, row=30, tile=16)]
+    )
 
 
 @pytest.mark.parametrize("size, value", [(80, 80), (96, 96), (72, 40), (576, 512)])

@@ -1,4 +1,4 @@
-"""``explain(...).source`` on a CPU: a file that needs torch and a compiler, runs alone and tells a wrong kernel from a right one."""
+"""``explain(...).source`` on a CPU: a file that needs torch and a compiler, runs alone and tells a wrong kernel."""
 
 import os
 import subprocess
@@ -62,7 +62,9 @@ def test_file_runs_alone(make, tmp_path):
 
 def test_the_check_tells_a_wrong_kernel(tmp_path):
     text = FILES["causal"]()
-    wrong = text.replace("softmax_sum_moved_ + softmax_sum_new_part_", "softmax_sum_moved_ + softmax_sum_new_part_ * 1.01f")
+    wrong = text.replace(
+        "softmax_sum_moved_ + softmax_sum_new_part_", "softmax_sum_moved_ + softmax_sum_new_part_ * 1.01f"
+    )
     assert wrong != text
     code, out = run(wrong, tmp_path)
     assert code == 1 and "WRONG" in out

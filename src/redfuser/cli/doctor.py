@@ -56,9 +56,7 @@ def _reference() -> Check:
         import redfuser
 
         x = torch.randn(16, 300)
-        fused = redfuser.fuse(
-            lambda x: x.logsumexp(-1), backend="reference", strategy="single", rest="eager", tile=128
-        )
+        fused = redfuser.fuse(lambda x: x.logsumexp(-1), backend="reference", strategy="single", rest="eager", tile=128)
         error = (fused(x).double() - x.double().logsumexp(-1)).abs().max().item()
         if error > 1e-5:
             raise RuntimeError(f"wrong result, error {error:.1e}")

@@ -49,6 +49,11 @@ class Scope:
     spans: Callable[[str], frozenset[Axis]]
     wide: bool
 
+    def kind(self, dtype: DType) -> Kind:
+        """The kind in which numbers of a dtype are computed: single floats as double, they are few and sum up the most."""
+        kind = kind_of(dtype)
+        return Kind.DOUBLE if self.lane is None and kind is Kind.FLOAT else kind
+
 
 # -- integers --------------------------------------------------------------------------------------------------------
 def show_int(i: Int, s: Scope) -> str:
@@ -141,8 +146,8 @@ def show_const(value: float | int | bool, kind: Kind) -> str:
         case Kind.MASK:
             return "true" if value else "false"
         case Kind.INT | Kind.LONG:
-            v = int(value)
-            text = "(-9223372036854775807LL - 1)" if v == -(2**63) else "(-2147483647 - 1)" if v == -(2**31) else str(v)
+            n = int(value)
+            text = "(-9223372036854775807LL - 1)" if n == -(2**63) else "(-2147483647 - 1)" if n == -(2**31) else str(n)
             return f"(i64){text}{'LL' if text.lstrip('-').isdigit() else ''}" if kind is Kind.LONG else text
         case _:
             v = float(value)
@@ -182,13 +187,13 @@ def _as(value: float | int | bool, kind: Kind) -> float | int | bool:
 def _show(e: Expr, s: Scope, wish: Kind) -> tuple[str, Kind]:
     match e:
         case Const():
-            return show(e, s, kind_of(e.dtype)), kind_of(e.dtype)
+            return show(e, s, s.kind(e.dtype)), s.kind(e.dtype)
         case Ref():
             return s.value(e.name)
         case Position():
             return _position(e.index, s, wish)
         case Cast():
-            kind = kind_of(e.dtype)
+            kind = s.kind(e.dtype)
             return rounded(show(e.arg, s, kind), e.dtype), kind
         case Apply():
             return _apply(e, s)
@@ -233,11 +238,11 @@ def _common(args: tuple[Expr, ...], s: Scope) -> Kind:
 
 
 def _kind(e: Expr, s: Scope) -> Kind:
-    return Kind.LONG if isinstance(e, Position) else kind_of(e.dtype)
+    return Kind.LONG if isinstance(e, Position) else s.kind(e.dtype)
 
 
 def _apply(e: Apply, s: Scope) -> tuple[str, Kind]:
-    kind = kind_of(e.dtype)
+    kind = s.kind(e.dtype)
     if e.fn in COMPARISONS:
         common = _common(e.args, s)
         a, b = _sides(e, s, common)
@@ -279,12 +284,12 @@ def _of_masks(e: Apply, s: Scope) -> str:
 
 def _arithmetic(e: Apply, s: Scope, kind: Kind) -> str:
     if e.fn in (Fn.ADD, Fn.SUB, Fn.MUL):
-        a, b = _sides(e, s, kind)
-        return f"({a} {_SYMBOL[e.fn]} {b})"
+        left, right = _sides(e, s, kind)
+        return f"({left} {_SYMBOL[e.fn]} {right})"
     if e.fn is Fn.DIV:
-        a, b = e.args
-        if isinstance(b, Const) and kind in (Kind.FLOAT, Kind.DOUBLE) and _power_of_two(b.value):
-            return f"({_literal(a, s, kind)} * {show_const(1.0 / float(b.value), kind)})"
+        x, by = e.args
+        if isinstance(by, Const) and kind in (Kind.FLOAT, Kind.DOUBLE) and _power_of_two(by.value):
+            return f"({_literal(x, s, kind)} * {show_const(1.0 / float(by.value), kind)})"
         left, right = _sides(e, s, kind)
         return f"({left} / {right})"
     if e.fn is Fn.POW and isinstance(e.args[1], Const):

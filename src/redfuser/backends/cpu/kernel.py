@@ -69,11 +69,11 @@ class KernelWriter(Operations):
         steps = Scheduler(self.layout, self.values, self.micro, later).run(block)
         self.order, self.later = steps, later
         self.aliases = self._aliases(block, steps)
-        for s in steps:
-            if isinstance(s, Nest):  # what was written over its state needs no assignment
-                s.statements = [x for x in s.statements if not self._is_done(x)]
-            if not isinstance(s, Nest) or s.statements:
-                self.step(s)
+        for step in steps:
+            if isinstance(step, Nest):  # what was written over its state needs no assignment
+                step.statements = [x for x in step.statements if not self._is_done(x)]
+            if not isinstance(step, Nest) or step.statements:
+                self.step(step)
 
     def _is_done(self, s: Statement) -> bool:
         return isinstance(s, Assign) and self.aliases.get(s.value) == s.state

@@ -110,7 +110,8 @@ class Memory(Writer):
             n = self.number(i, at)
             if held:
                 n = f"imin(imax({n}, 0), {self.number(as_int(self.tensors[s.tensor].shape[d]))} - 1)"
-            text += f" + {n if n.isidentifier() or n.isdigit() or n.startswith('(') or held else f'({n})'} * {self.stride(s.tensor, d)}"
+            plain = n.isidentifier() or n.isdigit() or n.startswith("(") or held
+            text += f" + {n if plain else f'({n})'} * {self.stride(s.tensor, d)}"
         return text
 
     def _pack(self, tile: Slot, source: str, steps: dict[Axis, str], lane: Axis | None) -> None:

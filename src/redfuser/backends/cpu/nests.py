@@ -77,24 +77,24 @@ class Nests(Memory):
         """What a statement without a reduction makes, as text. ``guarded``: what says that an axis is in range."""
         match s:
             case Map() | Correct():
-                return show(s.expr, scope, kind_of(s.out.dtype))
+                return show(s.expr, scope, scope.kind(s.out.dtype))
             case Guard():
-                kind = kind_of(s.out.dtype)
+                kind = scope.kind(s.out.dtype)
                 x = convert(*scope.value(s.arg), kind)
                 inside = guarded(s.axis)
                 return x if inside is None else f"sel({inside}, {x}, {show(s.fill, scope, kind)})"
             case Combine():
-                kind = kind_of(s.out.dtype)
+                kind = scope.kind(s.out.dtype)
                 a, b = (convert(*scope.value(n), kind) for n in (s.left, s.right))
                 return rounded(joined(s.reducer, kind, a, b), s.out.dtype)
             case Declare():
                 if isinstance(s.init, Const):
-                    return show(s.init, scope, kind_of(s.state.dtype))
-                return convert(*scope.value(s.init), kind_of(s.state.dtype))
+                    return show(s.init, scope, scope.kind(s.state.dtype))
+                return convert(*scope.value(s.init), scope.kind(s.state.dtype))
             case Reduce():
-                return convert(*scope.value(s.arg), kind_of(s.out.dtype))
+                return convert(*scope.value(s.arg), scope.kind(s.out.dtype))
             case Dot():
-                kind = kind_of(s.out.dtype)
+                kind = scope.kind(s.out.dtype)
                 a, b = (convert(*scope.value(n), kind) for n in (s.left, s.right))
                 return f"({a} * {b})"
             case _:
@@ -111,17 +111,17 @@ class Nests(Memory):
         for s in nest.statements:
             match s:
                 case Assign():
-                    kind = kind_of(self.values[s.state].dtype)
-                    self.line(f"{self.slots[s.state].pointer} = {convert(*scope.value(s.value), kind)};")
+                    slot = self.slots[s.state]
+                    self.line(f"{slot.pointer} = {convert(*scope.value(s.value), slot.kind)};")
                 case Store():
                     kind = self.stored_kind(s.tensor)
                     self.line(f"put({self.place(s, at)}, {convert(*scope.value(s.value), kind)});")
                 case _:
                     v = outputs_of(s)[0]
-                    kind = kind_of(v.dtype)
+                    kind = scope.kind(v.dtype)
                     text = self.computed(s, scope, lambda a: None)
                     if isinstance(s, Dot) and s.add is not None:
-                        text = f"{convert(*scope.value(s.add), kind)} + {text}"
+                        text = f"({convert(*scope.value(s.add), kind)} + {text})"
                     self.slots[v.name] = Slot(self.ident(v.name), kind, kind.scalar, {}, variable=True)
                     const = "" if isinstance(s, Declare) else "const "
                     self.line(f"{const}{kind.scalar} {self.ident(v.name)} = {_bare(text)};")
@@ -174,7 +174,7 @@ class _Nest:
             axes = [a for a in slot.steps if a in self.depth_of]
             level = max((self.depth_of[a] for a in axes), default=0)
             vector = self.lane in slot.steps
-            reg, kind = w.register(n), slot.kind
+            reg, kind = w.register(n), kind_of(w.values[n].dtype)
             text = w.vector(n, self.at, self.lane)
             if self.several and vector and level == chunk:
                 self.loads.setdefault(level, []).append(
@@ -377,7 +377,7 @@ class _Nest:
         if kind is Kind.MASK:
             text = f"({text} != 0)"
         if isinstance(s, Dot) and s.add is not None:
-            text = f"{w.scalar(s.add, self.at)[0]} + {text}"
+            text = f"{convert(*w.scalar(s.add, self.at), kind)} + {text}"
         text = rounded(text, s.out.dtype)
         slot = w.slots[s.out.name]
         if slot.variable:

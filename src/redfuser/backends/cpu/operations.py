@@ -78,7 +78,13 @@ class Operations(Nests):
         if b.packed and c.packed:
             for x in loops:
                 step = b.steps.get(x)
-                if x not in a.steps and step is not None and step.isdigit() and step == c.steps.get(x) and step == self.room(lane, True):
+                if (
+                    x not in a.steps
+                    and step is not None
+                    and step.isdigit()
+                    and step == c.steps.get(x)
+                    and step == self.room(lane, True)
+                ):
                     return f"{self.length(x)} * {step}", [y for y in loops if y is not x]
         return self.length(lane), loops
 
@@ -100,10 +106,8 @@ class Operations(Nests):
         def at(a: Axis) -> str:
             return self.axis_names[a]
 
-        call = "keep" if slot.element == "mask" else "st"
-        self.line(
-            f"for (i64 {n} = 0; {n} < {self.length(lane)}; {n} += W) {call}({slot.address(at)}, {self.vector(source.name, at, lane)});"
-        )
+        call, x = "keep" if slot.element == "mask" else "st", self.vector(source.name, at, lane)
+        self.line(f"for (i64 {n} = 0; {n} < {self.length(lane)}; {n} += W) {call}({slot.address(at)}, {x});")
         for _ in order:
             self.close()
 
@@ -140,9 +144,9 @@ class Operations(Nests):
 
         if call.startswith("best_of_rows"):
             step = x.steps.get(s.over, "0")
-            slot = self._slot_step(out, s.k)
+            apart = self._slot_step(out, s.k)
             self.line(
-                f"{call}{x.address(at)}, {step}, {n}, {start}, {worst}, {out.address(at)}, {index.address(at)}, {slot});"
+                f"{call}{x.address(at)}, {step}, {n}, {start}, {worst}, {out.address(at)}, {index.address(at)}, {apart});"
             )
         else:
             pairs = ", ".join(f"{self._whole(y, at)}, {self._slot_step(y, s.k)}" for y in (out, index))

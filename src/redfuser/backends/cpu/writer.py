@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from functools import cache
 from pathlib import Path
 
-from redfuser.backends.cpu.expr import Scope, show_int
+from redfuser.backends.cpu.expr import Scope, convert, show_int
 from redfuser.backends.cpu.layout import Kind, Layout, kind_of
 from redfuser.index.ints import Axis, Int, Size, as_int
 from redfuser.tile.names import Names
@@ -288,7 +288,7 @@ class Writer:
         """The elements of a value along a lane axis that it spans, or one of them in every lane."""
         s = self.slots[name]
         if lane not in s.steps:
-            return f"bc({self.scalar(name, at)[0]})"
+            return f"bc({convert(*self.scalar(name, at), kind_of(self.values[name].dtype))})"
         if s.kind is Kind.MASK and s.element == "mask":
             return f"kept({s.address(at)})"
         return f"ld({s.address(at)})"

@@ -15,7 +15,7 @@ template <int M, int N, bool TAIL, class T> AI void block(i64 K, const T *A, i64
 #pragma GCC unroll 16
   for (int i = 0; i < M; i++) {
 #pragma GCC unroll 16
-    for (int j = 0; j < N; j++) c[i][j] = add ? ld(C + i * cm + j * W) : V{};
+    for (int j = 0; j < N; j++) c[i][j] = V{};
   }
   for (i64 k = 0; k < K; k++) {
     V b[N];
@@ -31,7 +31,7 @@ template <int M, int N, bool TAIL, class T> AI void block(i64 K, const T *A, i64
 #pragma GCC unroll 16
   for (int i = 0; i < M; i++) {
 #pragma GCC unroll 16
-    for (int j = 0; j < N; j++) st(C + i * cm + j * W, c[i][j]);
+    for (int j = 0; j < N; j++) st(C + i * cm + j * W, add ? ld(C + i * cm + j * W) + c[i][j] : c[i][j]);   // a tile's own sum, then the total
   }
 }
 template <int M, int N, class T> static __attribute__((noinline)) void columns(i64 n, i64 K, const T *A, i64 am, i64 ak, const T *B, i64 bk, T *C, i64 cm, bool add) {

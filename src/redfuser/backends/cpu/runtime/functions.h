@@ -122,12 +122,20 @@ AI vd x_log(vd x) {
   r = sel(mk(x == 0.0), bc(-INF), r); r = sel(mk(x < 0.0), bc(NAN), r);
   return sel(mk(x < INF), r, x);
 }
+// e^x for |x| <= 80, where 2^n is a normal number
+AI vf exp_near(vf x) {
+  vf t = x * 1.44269504f + 12582912.f, n = t - 12582912.f;
+  vf r = x - n * 0.693145752f; r = r - n * 1.42860677e-6f;
+  vf p = r * 1.9875691500e-4f + 1.3981999507e-3f; p = p * r + 8.3334519073e-3f; p = p * r + 4.1665795894e-2f; p = p * r + 1.6666665459e-1f; p = p * r + 5.0000001201e-1f;
+  p = p * (r * r) + r + 1.f;
+  return (vf)((vi)p + ((vi)t << 23));
+}
 AI vf x_tanh(vf x) {
-  vf a = x_abs(x), z = x * x;
+  vf a = least(bc(20.f), x_abs(x)), z = x * x;
   vf p = z * -5.70498872745e-3f + 2.06390887954e-2f; p = p * z - 5.37397155531e-2f; p = p * z + 1.33314422036e-1f; p = p * z - 3.33332819422e-1f;
-  vf far = 1.f - 2.f / (x_exp(a + a) + 1.f);
+  vf far = 1.f - 2.f / (exp_near(a + a) + 1.f);
   vf r = sel(mk(a < 0.625f), x + p * z * x, (vf)((vi)far | ((vi)x & (i32)0x80000000)));
-  return r;
+  return sel(mk(x != x), x, r);
 }
 AI vd x_tanh(vd x) {
   vd a = x_abs(x), z = x * x;
