@@ -74,14 +74,18 @@ def candidates(
 
 def _all(shape: Shape, threads: int, segments: int) -> Iterator[Schedule]:
     if shape.matrix and shape.rows >= ROWS:
-        yield from _matrix(shape)
+        yield from _matrix(shape, threads)
     elif shape.products:
         yield from _few_rows(shape, threads, segments)
     else:
         yield from _rows(shape, threads, segments)
 
 
-def _matrix(shape: Shape) -> Iterator[Schedule]:
+def _matrix(shape: Shape, threads: int) -> Iterator[Schedule]:
+    points, tiles = shape.batch * -(-shape.rows // 64), -(-shape.length // 128)
+    if points < 2 * threads and tiles > 1:
+        for n in _segments(points, tiles, threads):
+            yield Schedule(Strategy.MULTI, min(64, shape.rows), 128, None, n, vector=Role.ROW)
     if shape.columns >= WIDE:
         for row in (256, 128):
             yield Schedule(Strategy.SINGLE, min(row, shape.rows), 256, None, vector=Role.COLUMN)
