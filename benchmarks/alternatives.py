@@ -13,6 +13,7 @@ from benchmarks.timing import Runner
 #: In the order in which they are prepared: what takes Inductor long comes last, so that a limit costs the least.
 ALTERNATIVES = ("redfuser", "sdpa-flash", "sdpa-cudnn", "library", "eager", "flex", "compile", "compile-max")
 WITHOUT_COMPILER = ("redfuser", "eager")  # what a machine without a GPU compares unless told otherwise
+ON_CPU = ("redfuser", "sdpa-flash", "eager", "compile")  # what the suite of CPUs compares
 
 
 class Skip(Exception):

@@ -11,7 +11,10 @@ from benchmarks.timing import Runner, race
 
 @dataclass(frozen=True)
 class Ceilings:
-    """The rate of a large bf16 GEMM on random numbers, and of a large copy (bytes read plus bytes written)."""
+    """The rate of a large bf16 GEMM on random numbers, and of a large copy (bytes read plus bytes written).
+
+    On a CPU: of multiply-adds in float32 that wait for nothing, and of reads.
+    """
 
     flops: float  # per second
     bandwidth: float  # bytes per second
@@ -24,6 +27,12 @@ class Ceilings:
 def measure(device: str, quick: bool = False) -> Ceilings:
     """Matmul and copy take turns as the alternatives of an entry do, after one second of warming up."""
     cuda = torch.device(device).type == "cuda"
+    if not cuda:
+        from benchmarks import ceilings_cpu
+
+        found = ceilings_cpu.measure(quick)
+        if found is not None:
+            return found
     n, size = (256, 2**22) if quick else (8192, 2**31)
     generator = torch.Generator(device).manual_seed(0)
     a, b = (torch.empty(n, n, device=device, dtype=torch.bfloat16).normal_(generator=generator) for _ in range(2))

@@ -14,7 +14,7 @@ from rich.console import Console
 
 from benchmarks.record import Record
 from benchmarks.results import read
-from benchmarks.targets import TARGETS, Figure, Target
+from benchmarks.targets import CPU_TARGETS, TARGETS, Figure, Target
 
 
 class Verdict(Enum):
@@ -38,7 +38,8 @@ def check(records: Sequence[Record]) -> Iterator[Line]:
     """Every target on every entry it names, and the numerical contract on every entry."""
     for record in records:
         yield _contract(record)
-        for target in () if record.quick else TARGETS:  # tiny shapes say nothing about speed
+        targets = CPU_TARGETS if record.suite == "cpu" else TARGETS
+        for target in () if record.quick else targets:  # tiny shapes say nothing about speed
             if fnmatch.fnmatchcase(record.name, target.entries):
                 yield _line(record, target)
 

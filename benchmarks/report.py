@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 from rich import box
 from rich.table import Table
@@ -81,8 +81,16 @@ def markdown(suite: str, records: Sequence[Record]) -> str:
         lines += [f"- entries: {', '.join(m.name for m in members)}"] if len(groups) > 1 else []
         lines += [f"- {f}: {members[-1].environment[f]}" for f in (*_FACTS, *_RUN) if members[-1].environment.get(f)]
         c = members[0].ceilings
-        lines += [f"- ceilings: {c['flops'] / 1e12:.1f} TFLOP/s bf16, {c['bandwidth'] / 1e9:.0f} GB/s (read and write)"]
+        lines += [_ceilings(suite, c)]
     return "\n".join(lines) + "\n"
+
+
+def _ceilings(suite: str, c: Mapping[str, float]) -> str:
+    if suite == "cpu":
+        return (
+            f"- ceilings: {c['flops'] / 1e9:.0f} GFLOP/s float32 (multiply-adds), {c['bandwidth'] / 1e9:.1f} GB/s read"
+        )
+    return f"- ceilings: {c['flops'] / 1e12:.1f} TFLOP/s bf16, {c['bandwidth'] / 1e9:.0f} GB/s (read and write)"
 
 
 def _table(records: Sequence[Record], names: Sequence[str], graph: bool) -> list[str]:

@@ -1,4 +1,4 @@
-"""``python -m benchmarks.run --suite paper|memory|variants``: checks, then times, and writes what it found."""
+"""``python -m benchmarks.run --suite paper|memory|variants|cpu``: checks, then times, and writes what it found."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from pathlib import Path
 import torch
 from rich.console import Console
 
-from benchmarks.alternatives import ALTERNATIVES, WITHOUT_COMPILER, applicable
+from benchmarks.alternatives import ALTERNATIVES, ON_CPU, WITHOUT_COMPILER, applicable
 from benchmarks.compare import How
 from benchmarks.driver import Driver
 from benchmarks.entries import SUITES, entries
@@ -27,8 +27,8 @@ MARGIN = 15.0  # seconds: with less than this left of a budget no entry is begun
 
 def parser() -> argparse.ArgumentParser:
     p = argparse.ArgumentParser(prog="python -m benchmarks.run", description=__doc__)
-    p.add_argument("--suite", action="append", choices=SUITES, help="may be given several times; default: all")
-    p.add_argument("--device", default="cuda" if torch.cuda.is_available() else "cpu")
+    p.add_argument("--suite", action="append", choices=SUITES, help="may be given several times; default: all but cpu")
+    p.add_argument("--device", help="default: cuda where there is one, and cpu for the suite of that name")
     p.add_argument("--only", nargs="+", metavar="NAME", help="entries by name or pattern, such as 'gqa-*'")
     p.add_argument("--against", metavar="NAMES", help=f"alternatives, with commas, out of {', '.join(ALTERNATIVES)}")
     p.add_argument("--rounds", type=int, default=9, help="turns of each alternative")
@@ -48,14 +48,16 @@ def main(argv: Sequence[str] | None = None) -> int:
     """0 when everything that was asked for is measured or recorded as failed, 3 when the budget ended before,
     1 when ``--check`` finds a target missed."""
     args = parser().parse_args(argv)
+    suites: list[str] = args.suite or [s for s in SUITES if s != "cpu"]
+    if args.device is None:
+        args.device = "cuda" if torch.cuda.is_available() and "cpu" not in suites else "cpu"
     device_type = torch.device(args.device).type
-    default = ALTERNATIVES if device_type == "cuda" else WITHOUT_COMPILER
+    default = ALTERNATIVES if device_type == "cuda" else ON_CPU if suites == ["cpu"] else WITHOUT_COMPILER
     against = tuple(args.against.split(",")) if args.against else default
     unknown = sorted(set(against) - set(ALTERNATIVES))
     if unknown:
         parser().error(f"--against: unknown {', '.join(unknown)}; known: {', '.join(ALTERNATIVES)}")
     against = tuple(n for n in ALTERNATIVES if n in against or n == "redfuser")
-    suites: list[str] = args.suite or list(SUITES)
     chosen = {s: _chosen(entries(s, args.quick), args.only) for s in suites}
     if not any(chosen.values()):
         parser().error(f"--only: no entry is called {' or '.join(args.only)}; --list names them")

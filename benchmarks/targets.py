@@ -1,4 +1,4 @@
-"""What the suites are to show on an H200, as data."""
+"""What the suites are to show, as data: on an H200, and for the suite of CPUs on two cores."""
 
 from __future__ import annotations
 
@@ -58,4 +58,26 @@ TARGETS: tuple[Target, ...] = (
     # everything
     Target("*", "compile", 0.95),
     Target("*", "compile-max", 0.95),
+)
+
+
+def _cpu(name: str, bound: float, *alternatives: str, stretch: bool = False) -> tuple[Target, ...]:
+    return tuple(Target(name, a, bound, stretch=stretch) for a in alternatives or ("eager", "compile"))
+
+
+CPU_TARGETS: tuple[Target, ...] = (
+    *_cpu("attention", 1.0, "sdpa-flash"),
+    *_cpu("causal", 1.15, "sdpa-flash"),
+    *_cpu("soft-cap", 3.0),
+    *_cpu("decode", 0.9, "sdpa-flash"),
+    *_cpu("attention-bf16", 1.0, "sdpa-flash"),
+    *_cpu("logsumexp", 1.5),
+    *_cpu("entropy", 4.0),
+    *_cpu("variance", 1.2),
+    *_cpu("inertia", 1.8),
+    *_cpu("route", 4.0),
+    *_cpu("softmax", 1.0),
+    *_cpu("rmsnorm-gemm", 0.95, stretch=True),
+    # at least 70 % of the read bandwidth
+    *(Target(n, "", 1 / 0.7, Figure.FLOOR) for n in ("logsumexp", "entropy", "variance")),
 )

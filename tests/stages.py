@@ -13,6 +13,7 @@ from torch import Tensor
 
 from redfuser import settings
 from redfuser.backends import reference
+from redfuser.backends.cpu import launch
 from redfuser.frontend.backend import make_backend
 from redfuser.index.eval import evaluate
 from redfuser.pipeline import Planned, plan_cut
@@ -53,16 +54,21 @@ class Recorded:
 
 @contextmanager
 def fused_runs() -> Iterator[list[int]]:
-    """One entry for every tile program that the reference backend runs for what is compiled inside."""
+    """One entry for every tile program that runs on CPU tensors for what is compiled inside."""
     seen: list[int] = []
-    run = reference.run
+    run, call = reference.run, launch._Call.__call__
 
     def counted(*args: Any) -> list[Tensor]:
         seen.append(1)
         return run(*args)
 
+    def entered(*args: Any) -> list[Tensor]:
+        seen.append(1)
+        return call(*args)
+
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(reference, "run", counted)
+        patch.setattr(launch._Call, "__call__", entered)
         yield seen
 
 

@@ -175,8 +175,8 @@ def test_prints_for_machines_that_are_not_present(target):
 @needs_triton
 @pytest.mark.parametrize("case", ONE_PASS + SEVERAL, ids=lambda c: c.name)
 def test_lines_fit_and_the_layout_changes_no_statement(case, monkeypatch):
-    from redfuser.backends.triton import kernel, tidy
-    from redfuser.backends.triton import source as printer
+    from redfuser.backends import script, tidy
+    from redfuser.backends.triton import kernel
 
     with redfuser.options(**case.options):
         text = source(case.fn, case.inputs(), strategy="single", tile=32)
@@ -185,7 +185,7 @@ def test_lines_fit_and_the_layout_changes_no_statement(case, monkeypatch):
         return [line]
 
     monkeypatch.setattr(kernel, "tidy", as_it_comes)
-    monkeypatch.setattr(printer, "tidy", as_it_comes)
+    monkeypatch.setattr(script, "tidy", as_it_comes)
     with redfuser.options(**case.options):
         plain = source(case.fn, case.inputs(), strategy="single", tile=32)
     assert plain != text and ast.dump(ast.parse(plain)) == ast.dump(ast.parse(text))
@@ -216,5 +216,6 @@ def test_command_line(tmp_path):
     assert done.returncode == 0, done.stderr
     code, out = run(done.stdout, tmp_path)
     assert code == 0, out
-    done = subprocess.run([*command, "--source"], capture_output=True, text=True, timeout=120)
+    reference = ["--option", "backend=reference", "--source"]
+    done = subprocess.run([*command, *reference], capture_output=True, text=True, timeout=120)
     assert done.returncode == 1 and "reference backend" in done.stderr and not done.stdout

@@ -81,8 +81,8 @@ print(peak.extra, error)
 
 @pytest.mark.skipif(not sys.platform.startswith("linux"), reason="reads /proc")
 def test_memory_of_32768_queries_and_keys():
-    """Eager needs 8 GB for the scores and weights. 400 MB are allowed above the resident size after a small call."""
+    """Eager needs 8 GB for the scores and weights. 100 MB are allowed above the output and the size after a small call."""
     code = MEMORY.format(n=32768, strategy="auto")
     extra, error = map(float, subprocess.check_output([sys.executable, "-c", code], text=True).split())
-    assert extra < 400e6, f"{extra / 1e6:.0f} MB"
+    assert extra < 100e6 + 4 * 32768 * 64, f"{extra / 1e6:.0f} MB"
     assert error < 1e-6

@@ -146,10 +146,10 @@ class Explanation:
 
     @property
     def source(self) -> str:
-        """One complete file: the kernels, their launch and a check against eager. It needs only torch and triton.
+        """One complete file: the kernels, their launch and a check against eager.
 
-        It is printed for ``target``, present or not, where the backend is ``triton``; the reference backend runs tile
-        programs with PyTorch's operations and prints none, so that the text is empty.
+        It needs torch, and triton or a C++ compiler. It is printed for ``target``, present or not; the reference backend
+        runs tile programs with PyTorch's operations and prints none, so that the text is empty.
         """
         return self.analysis.source
 

@@ -32,6 +32,7 @@ class Backend(Name):
 
     AUTO = "auto"
     TRITON = "triton"
+    CPU = "cpu"
     REFERENCE = "reference"
 
 
@@ -44,12 +45,12 @@ class Tune(Name):
 
 
 _BACKEND = (
-    "what runs a fused cascade: `auto` lets the device of the tensors decide, `triton` prints kernels for a GPU, "
-    "`reference` runs tile by tile with PyTorch's operations on any device"
+    "what runs a fused cascade: `auto` lets the device of the tensors decide, `triton` prints kernels for a GPU, `cpu` "
+    "prints C++ and compiles it, `reference` runs tile by tile with PyTorch's operations on any device"
 )
 _TARGET = (
-    "the machine that is compiled for: empty for the one at hand, `cuda:90` for a compute capability, `hip:gfx942` for "
-    "an architecture of AMD"
+    "the machine that is compiled for: empty or `native` for the one at hand, `cuda:90` for a compute capability, "
+    "`hip:gfx942` for an architecture of AMD, `cpu:x86-64-v3` for a CPU that the C++ compiler knows by that name"
 )
 _TUNE = (
     "what is measured before a choice: `off` trusts the cost model, `fast` measures at most 8 candidates within 10 s, "
@@ -134,16 +135,16 @@ def _coerce(name: str, value: object, kind: type) -> object:
 
 def _target(value: str) -> str:
     name = value.strip().lower()
-    if name and not re.fullmatch(r"cuda:[1-9]\d{1,2}|hip:gfx[0-9a-f]{3,4}", name):
+    if name and not re.fullmatch(r"native|cuda:[1-9]\d{1,2}|hip:gfx[0-9a-f]{3,4}|cpu:[a-z0-9][a-z0-9._+-]*", name):
         hint = suggestion(name, _TARGETS)
         raise UnknownOptionError(
-            f"target={value!r}: expected cuda:<compute capability> or hip:<architecture>, such as "
-            f"{' or '.join(_TARGETS)}, or nothing for the machine at hand.{hint}"
+            f"target={value!r}: expected cuda:<compute capability>, hip:<architecture> or cpu:<name of a machine>, such as "
+            f"{' or '.join(_TARGETS)}, or native for the machine at hand.{hint}"
         )
     return name
 
 
-_TARGETS = ("cuda:80", "cuda:90", "cuda:100", "hip:gfx942")
+_TARGETS = ("cuda:80", "cuda:90", "cuda:100", "hip:gfx942", "cpu:x86-64-v3")
 
 
 def _check_names(given: Mapping[str, object]) -> None:

@@ -14,7 +14,7 @@ Check = tuple[str, bool | None, str]  # name, works (None: optional and absent),
 
 def report() -> tuple[list[str], bool]:
     """Lines to print, and whether everything that redfuser cannot do without works."""
-    checks = [_versions(), _frontend(), _reference(), _inductor(), _gpu(), _triton(), _demo()]
+    checks = [_versions(), _frontend(), _reference(), _native(), _inductor(), _gpu(), _triton(), _demo()]
     marks = {True: "ok  ", False: "FAIL", None: "--  "}
     lines = [f"{marks[ok]}  {name:<20} {detail}" for name, ok, detail in checks]
     return lines, all(ok is not False for _, ok, _ in checks)
@@ -56,13 +56,35 @@ def _reference() -> Check:
         import redfuser
 
         x = torch.randn(16, 300)
-        fused = redfuser.fuse(lambda x: x.logsumexp(-1), strategy="single", rest="eager", tile=128)
+        fused = redfuser.fuse(lambda x: x.logsumexp(-1), backend="reference", strategy="single", rest="eager", tile=128)
         error = (fused(x).double() - x.double().logsumexp(-1)).abs().max().item()
         if error > 1e-5:
             raise RuntimeError(f"wrong result, error {error:.1e}")
         return f"runs tile by tile on any device (error {error:.1e})"
 
     return _attempt("reference backend", run, "Please report this with the output of `redfuser doctor`.")
+
+
+def _native() -> Check:
+    from redfuser.backends.cpu.compile import ADVICE, find_compiler
+
+    compiler = find_compiler()
+    if compiler is None:
+        return "C++ kernels", None, f"no compiler: cascades on CPUs run with the reference backend. {ADVICE}"
+
+    def run() -> str:
+        import torch
+
+        import redfuser
+
+        x = torch.randn(16, 300)
+        fused = redfuser.fuse(lambda x: x.logsumexp(-1), backend="cpu", tune="off", rest="eager", strict=True)
+        error = (fused(x).double() - x.double().logsumexp(-1)).abs().max().item()
+        if error > 1e-5:
+            raise RuntimeError(f"wrong result, error {error:.1e}")
+        return f"compiled by {compiler.version} for this machine (error {error:.1e})"
+
+    return _attempt("C++ kernels", run, ADVICE)
 
 
 def _inductor() -> Check:

@@ -7,6 +7,7 @@ import dataclasses
 import logging
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from enum import Enum
 
 import torch
 
@@ -17,11 +18,12 @@ from redfuser.runtime.engine import Engine, Replaced, Sizes
 from redfuser.runtime.tune import Outcome, Row, progress_bar, tune
 from redfuser.settings import Options, Tune
 from redfuser.tile.cost import Cost, Decision
-from redfuser.tile.nodes import Program, Strategy
+from redfuser.tile.nodes import Program, Role, Strategy
 from redfuser.tile.strategy import Schedule
 
 log = logging.getLogger("redfuser")
 LIMITS = {Tune.FAST: (8, 10.0), Tune.FULL: (64, 300.0)}  # candidates and seconds
+MOST_BESIDE = 2**28  # bytes of intermediates on a CPU; what makes more of them is not faster
 SHARE = 0.4  # of the free memory that the unfused code's intermediates may take while it is measured
 
 
@@ -121,7 +123,7 @@ def _call(fn: Callable[[], object]) -> Callable[[], None]:
 def _affordable(cost: Cost, inputs: Sequence[torch.Tensor]) -> bool:
     """True when the unfused code can be run at all, and beside what the caller has allocated."""
     if not any(x.is_cuda for x in inputs):
-        return True
+        return cost.saved <= MOST_BESIDE
     free, _ = torch.cuda.mem_get_info()
     return 2 * cost.saved < SHARE * free
 
@@ -142,12 +144,14 @@ def _name(r: Row[Schedule | None]) -> str:
     if s is None:
         return "unfused"
     parts = "" if s.strategy is not Strategy.MULTI else f" of {s.segments} segments"
+    if s.vector is not None:
+        return f"{s.strategy}{parts} ({s.row}x{s.tile}, {s.vector} in lanes)"
     extra = ", bulk copies" * s.bulk + (f", {s.lanes} lanes" if s.lanes else "")
     return f"{s.strategy}{parts} ({s.row}x{s.tile}, {s.warps} warps, {s.stages} stages{extra})"
 
 
 def _record(s: Schedule) -> dict[str, str | int | None]:
-    return {k: v.value if isinstance(v, Strategy) else v for k, v in dataclasses.asdict(s).items()}
+    return {k: v.value if isinstance(v, Enum) else v for k, v in dataclasses.asdict(s).items()}
 
 
 def _schedule(record: object) -> Schedule | None:
@@ -155,4 +159,5 @@ def _schedule(record: object) -> Schedule | None:
         return None
     if not isinstance(record, dict):
         raise TypeError("a schedule is a table")
-    return Schedule(**{**record, "strategy": Strategy(record["strategy"])})
+    vector = record.get("vector")
+    return Schedule(**{**record, "strategy": Strategy(record["strategy"]), "vector": vector and Role(vector)})

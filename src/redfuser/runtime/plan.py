@@ -142,7 +142,7 @@ class Plan:
     def program(self, chosen: Schedule) -> Program:
         """The tile program of a schedule. Raises Unsupported where there is none."""
         with self._lock:
-            cut = replace(chosen, warps=0, stages=0, bulk=False)
+            cut = replace(chosen, warps=0, stages=0, bulk=False, vector=None)
             program = self._programs.get(cut)
             if program is None:
                 program = self._programs[cut] = build(self.region, self.derivation, cut)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from redfuser.tile.nodes import Strategy
+from redfuser.tile.nodes import Role, Strategy
 
 
 class Unsupported(Exception):
@@ -17,7 +17,8 @@ class Schedule:
     axis (None: whole); ``segments``: pieces of the cascade axis, for MULTI; ``merge_row`` and ``merge_column``: the
     blocks in which their partial states are joined (None: as before); ``lanes``: running states side by side, each for
     ``run`` neighbouring positions of a tile in turn (0: one for the whole tile); ``warps`` and ``stages``: what a GPU's
-    compiler is told, threads by 32 and loads in flight; ``bulk``: tiles come by its bulk copy engine."""
+    compiler is told, threads by 32 and loads in flight; ``bulk``: tiles come by its bulk copy engine; ``vector``: the
+    role of the axes that a CPU's vectors run along (None: the printer's choice)."""
 
     strategy: Strategy
     row: int = 64
@@ -31,3 +32,4 @@ class Schedule:
     warps: int = 4
     stages: int = 2
     bulk: bool = False
+    vector: Role | None = None

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 
+from redfuser.backends.tidy import tidy
 from redfuser.backends.triton.expr import TL, Scope, show, show_const, show_int
 from redfuser.backends.triton.places import Places
 from redfuser.backends.triton.printed import Length, Pointer, Printed, Stride
-from redfuser.backends.triton.tidy import tidy
 from redfuser.backends.triton.writer import Lines, unbracketed
 from redfuser.index.expr import Const, Position, Ref
 from redfuser.index.expr import walk as expression_nodes

@@ -3,18 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import replace
 
-from torch import Tensor
-
-from redfuser.backends.listing import RESERVED, Listing
+from redfuser.backends.listing import Listing
+from redfuser.backends.script import CHECK, ERROR, Part, sentence, tidied, tuple_of
+from redfuser.backends.tidy import paragraph
 from redfuser.backends.torch_expr import TORCH
 from redfuser.backends.triton.launch import Launcher
 from redfuser.backends.triton.printed import Length, Pointer, Printed, Source, Stride
-from redfuser.backends.triton.tidy import paragraph, tidy
-from redfuser.index.ints import Int
-from redfuser.index.print import show_int
-from redfuser.tile.names import Names
 from redfuser.tile.nodes import Kind, Strategy
 from redfuser.tile.strategy import Schedule
 
@@ -33,30 +28,16 @@ def script(listings: Sequence[Listing], launcher: Launchers) -> str:
     blocks = [*helpers, *(k.text.strip("\n") for k in kernels)]
     for p in parts:
         blocks += [p.launch(), p.reference(), p.examples()]
-    blocks += [_ERROR, _CHECK, *([interpreted.strip("\n")] if interpreted else []), _main(parts, bool(interpreted))]
+    blocks += [ERROR, CHECK, *([interpreted.strip("\n")] if interpreted else []), _main(parts, bool(interpreted))]
     return "\n\n\n".join([_head(parts), *(b.strip("\n") for b in blocks)]) + "\n"
 
 
-class _Part:
+class _Part(Part):
     """One cascade of a file; ``suffix`` tells its functions from those of the others."""
 
     def __init__(self, x: Listing, launcher: Launchers, suffix: str) -> None:
-        program = replace(x.program, name=x.program.name + suffix)
-        self.x = replace(x, program=program)
-        self.subject, self.schedule, self.suffix = x.subject(), x.schedule, suffix
+        super().__init__(x, suffix, ("triton", "tl"))
         self.source: Source = launcher(self.x).printed(self.subject.inputs, dict(self.subject.hints))
-        count = len(self.subject.inputs)
-        self.python = dict(zip((t.name for t in program.of(Kind.INPUT)), self.subject.parameters[:count], strict=True))
-        names = Names((*RESERVED, "triton", "tl", *self.subject.parameters, *(n for n, _ in self.subject.lengths)))
-        self.made = [t for t in program.tensors if t.kind is not Kind.INPUT]
-        self.python |= {t.name: names.new(t.name) for t in self.made}
-        self.names = names
-
-    @property
-    def parameters(self) -> list[str]:
-        """As the user's function takes them; what it does not name comes after."""
-        order = [n for n in self.subject.order if n in self.subject.parameters]
-        return [*order, *(n for n in self.subject.parameters if n not in order)]
 
     @property
     def is_narrow(self) -> bool:
@@ -69,9 +50,6 @@ class _Part:
     def obstacle(self) -> str:
         """Why Triton's interpreter cannot run the kernels."""
         return "they use instructions of the GPU" if "inline_asm" in self.source.helpers else ""
-
-    def length(self, i: Int) -> str:
-        return show_int(i)
 
     # -- the launch --------------------------------------------------------------------------------------------------
     def launch(self) -> str:
@@ -87,7 +65,7 @@ class _Part:
         lines += [f"    {n} = {n}.to({device})" for n in self.scalars()]
         for t in self.made:
             note = "  # partial states" if t.kind is Kind.SCRATCH else ""
-            shape = _tuple([self.length(i) for i in t.shape])
+            shape = tuple_of([self.length(i) for i in t.shape])
             lines.append(
                 f"    {self.python[t.name]} = torch.empty({shape}, dtype={TORCH[t.dtype]}, device={device}){note}"
             )
@@ -95,11 +73,11 @@ class _Part:
             lines += [f"    {x}" for x in self.call(k)]
         results = [self.python[t.name] for t in self.x.program.of(Kind.OUTPUT)]
         lines.append(f"    return {', '.join(results)}")
-        return _tidied(lines)
+        return tidied(lines)
 
     def shapes(self) -> Iterator[str]:
         for t in self.x.program.of(Kind.INPUT):
-            name, shape = self.python[t.name], _tuple([self.length(i) for i in t.shape])
+            name, shape = self.python[t.name], tuple_of([self.length(i) for i in t.shape])
             yield f"assert {name}.shape == {shape} and {name}.dtype == {TORCH[t.dtype]}"
         copied = {pair for k in self.source.kernels for pair in k.bulk}
         for tensor, dim in sorted(copied):
@@ -147,60 +125,13 @@ class _Part:
         yield f"grid = ({' * '.join(counts) or '1'},)"
         yield f"{k.name}[grid]({', '.join([*arguments, *given])})"
 
-    # -- what it is checked against ----------------------------------------------------------------------------------
-    def reference(self) -> str:
-        lines = [
-            f"def reference{self.suffix}({', '.join(self.parameters)}, precision=None):",
-            '    """The same operation by operation. ``precision`` takes the place of every dtype that floats are cast to."""',
-            *(f"    {x}" for x in self.subject.reference),
-            f"    return {', '.join(self.subject.results)}",
-        ]
-        return _tidied(lines)
-
-    def examples(self) -> str:
-        given = dict(zip(self.subject.parameters, self.subject.examples, strict=True))
-        lines = [
-            f"def examples{self.suffix}(draw, device):",
-            '    """Random arguments of the shapes, strides and dtypes that were traced."""',
-        ]
-        for name in self.parameters:
-            x = given[name]
-            lines += [f"    {line}" for line in ([f"{name} = {x}"] if isinstance(x, int) else self.example(name, x))]
-        lines.append(f"    return {_tuple(self.parameters)}")
-        return _tidied(lines)
-
-    def example(self, name: str, x: Tensor) -> list[str]:
-        shape = _tuple([str(n) for n in x.shape])
-        if x.dtype.is_floating_point:
-            value = f"draw({shape}, device=device)"
-        elif str(x.dtype) == "torch.bool":
-            value = f"torch.rand({shape}, device=device) < 0.75"
-        else:
-            low, high = {"torch.uint8": (0, 256), "torch.int8": (-128, 128), "torch.int16": (-999, 1000)}.get(
-                str(x.dtype), (0, self.subject.bound)
-            )
-            value = f"torch.randint({low}, {high}, {shape}, device=device)"
-        to = "" if str(x.dtype) in ("torch.float32", "torch.bool", "torch.int64") else f".to({x.dtype})"
-        if x.is_contiguous() or not x.numel():
-            return [f"{name} = {value}{to}" if " < " not in value else f"{name} = {value}"]
-        strides = _tuple([str(n) for n in x.stride()])
-        return [
-            f"{name} = torch.empty_strided({shape}, {strides}, dtype={x.dtype}, device=device)",
-            f"{name}.copy_({value})",
-        ]
-
-    def check(self) -> str:
-        names = f"fused{self.suffix}, reference{self.suffix}, examples{self.suffix}"
-        results = ", ".join(f'"{self.python[t.name]}"' for t in self.x.program.of(Kind.OUTPUT))
-        return f"check({names}, [{results}], device)"
-
     def said(self) -> list[str]:
         """What is computed, and how it was chosen."""
         s = self.schedule
         lines = [f"    {x}" for x in self.subject.summary]
         lines += [
             "",
-            *paragraph(f"Schedule{self.suffix.replace('_', ' ')}: {_schedule(s)}. {_sentence(self.x.why)}"),
+            *paragraph(f"Schedule{self.suffix.replace('_', ' ')}: {_schedule(s)}. {sentence(self.x.why)}"),
         ]
         return lines
 
@@ -235,50 +166,8 @@ def _main(parts: Sequence[_Part], interpreted: bool) -> str:
     else:
         checks = ", ".join(p.check() for p in parts)
         lines.append(f"    sys.exit(0 if all([{checks}]) else 1)")
-    return _tidied(lines)
+    return tidied(lines)
 
-
-_ERROR = '''
-def error(got, exact):
-    """Of numbers the largest difference, relative to the largest number; of integers the share that is off.
-
-    Integers narrower than 32 bits are rounded numbers, and may be off by one.
-    """
-    if not exact.dtype.is_floating_point:
-        step = 1 if exact.dtype.itemsize < 4 and exact.dtype != torch.bool else 0
-        return ((got.long() - exact.long()).abs() > step).double().mean().item()
-    got, finite = got.double(), exact.isfinite()
-    if not torch.equal(got.isfinite(), finite):
-        return math.inf
-    difference = (got - exact)[finite].abs().max()
-    return (difference / exact[finite].abs().max().clamp_min(1e-30)).item()
-'''
-
-_CHECK = '''
-def check(fused, reference, examples, names, device):
-    """Whether the kernels are as close to float64 as PyTorch, up to a factor of 2 and one rounding."""
-    worst = {name: [0.0, 0.0, 0.0] for name in names}
-    compared = set()
-    for seed, draw in enumerate([torch.randn, torch.randn, torch.randn, torch.rand]):
-        torch.manual_seed(seed)
-        given = examples(draw, device)
-        wide = [x.double() if torch.is_tensor(x) and x.dtype.is_floating_point else x for x in given]
-        found = [fused(*given), reference(*given), reference(*wide, precision=torch.float64)]
-        for name, ours, eager, exact in zip(names, *(x if isinstance(x, tuple) else (x,) for x in found)):
-            if exact.dtype.is_floating_point and not exact.isfinite().any():
-                continue
-            compared.add(name)
-            rounding = torch.finfo(ours.dtype).eps if ours.dtype.is_floating_point else 0.0
-            a, b, _ = worst[name]
-            worst[name] = [max(a, error(ours, exact)), max(b, error(eager, exact)), rounding]
-    good = True
-    for name, (ours, eager, rounding) in worst.items():
-        holds = name in compared and ours <= 2 * eager + rounding
-        good = good and holds
-        verdict = "as close as PyTorch" if holds else "WRONG" if name in compared else "nothing finite to compare"
-        print(f"{name}: error {ours:.2e}, of PyTorch {eager:.2e}: {verdict}")
-    return good
-'''
 
 _INTERPRETED = '''
 def repair_interpreter():
@@ -313,14 +202,6 @@ def repair_interpreter():
 '''
 
 
-def _tidied(lines: Sequence[str]) -> str:
-    return "\n".join(t for line in lines for t in tidy(line))
-
-
-def _tuple(items: Sequence[str]) -> str:
-    return f"({', '.join(items)}{',' if len(items) == 1 else ''})"
-
-
 def _count(n: int, noun: str) -> str:
     return f"{n} {noun}{'' if n == 1 else 's'}"
 
@@ -331,10 +212,6 @@ def _schedule(s: Schedule) -> str:
     tile = "" if s.strategy is Strategy.WHOLE else f", tiles of {s.tile}"
     lanes = f" dealt to {s.lanes} lanes, {s.run} at a time" if s.lanes else ""
     return f"{s.strategy}{parts}, rows by {s.row}{tile}{lanes}{column}, {s.warps} warps, {s.stages} stages"
-
-
-def _sentence(text: str) -> str:
-    return f"Chosen: {text}." if text else ""
 
 
 __all__ = ["script"]

@@ -1,0 +1,1 @@
+"""Tile programs as vectorised C++ for CPUs."""

@@ -1,0 +1,140 @@
+"""Schedules worth measuring on a CPU, the likeliest first. A kernel takes a second to compile, so they are few.
+
+matrix products over many rows     rows in lanes, blocks of 64 rows by tiles that stay in the second-level cache
+weights wider than a block         columns in lanes, as they lie in memory
+few rows                           features and the cascade axis in lanes, the axis cut so that every thread has work
+rows of their own                  the cascade axis in lanes; many short rows side by side instead
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import replace
+
+from redfuser.algebra.nodes import Derivation
+from redfuser.index.ints import Axis, as_int
+from redfuser.regions.nodes import Region
+from redfuser.tile import roles
+from redfuser.tile.nodes import Role, Strategy
+from redfuser.tile.strategy import Schedule
+
+LONGEST_WHOLE = 32768  # elements of a row that are kept in the cache between the reductions over them
+LONGEST_LANES = 1024  # of a row that many rows side by side leave room for
+WIDE = 512  # columns of a matrix of weights
+ROWS = 16  # that fill vectors
+MOST_SEGMENTS = 64
+
+
+class Shape:
+    """The lengths of a region that a schedule depends on."""
+
+    def __init__(self, region: Region, derivation: Derivation, sizes: Mapping[str, int]) -> None:
+        def count(axes: Iterable[Axis]) -> int:
+            total = 1
+            for a in axes:
+                n = as_int(a.size)
+                total *= n.evaluate({s: sizes.get(s.name, s.hint) for s in n.sizes()})
+            return total
+
+        frame = roles.frame(region, derivation)
+        self.length = count([region.problem.axis])
+        self.rows = count(a for a, r in frame.kept.items() if r is Role.ROW)
+        self.batch = count(a for a, r in frame.kept.items() if r is Role.BATCH)
+        self.columns = count(a for a, r in frame.kept.items() if r is Role.COLUMN)
+        self.column_axes = any(r is Role.COLUMN for r in frame.kept.values())
+        spans = list(roles.operand_spans(region, derivation))
+        row_axes = {a for a, r in frame.kept.items() if r is Role.ROW}
+        self.products = bool(spans)
+        self.matrix = any((a & row_axes) ^ (b & row_axes) for a, b in spans) and self.rows > 1
+        self.lists = bool(frame.ranks)
+
+
+def candidates(
+    region: Region, derivation: Derivation, sizes: Mapping[str, int], threads: int, *,
+    strategy: Strategy = Strategy.AUTO, tile: int = 0, segments: int = 0,
+) -> list[Schedule]:  # fmt: skip
+    shape = Shape(region, derivation, sizes)
+    found: list[Schedule] = []
+    for s in _all(shape, threads, segments):
+        if strategy not in (Strategy.AUTO, s.strategy):
+            continue
+        s = replace(s, tile=tile) if tile else s
+        if segments > 1 and s.strategy is not Strategy.MULTI and strategy is Strategy.AUTO:
+            continue
+        if tile and s.strategy is Strategy.WHOLE and strategy is Strategy.AUTO:
+            continue
+        if s not in found:
+            found.append(s)
+    if not found:  # a strategy that is not among the likely ones, but asked for
+        row = min(64, shape.rows) if shape.matrix else 1
+        wanted = strategy if strategy is not Strategy.AUTO else Strategy.MULTI if segments > 1 else Strategy.SINGLE
+        found.append(Schedule(wanted, row, tile or 256, None, segments or (2 if wanted is Strategy.MULTI else 1)))
+    return found
+
+
+def _all(shape: Shape, threads: int, segments: int) -> Iterator[Schedule]:
+    if shape.matrix and shape.rows >= ROWS:
+        yield from _matrix(shape, threads)
+    elif shape.products:
+        yield from _few_rows(shape, threads, segments)
+    else:
+        yield from _rows(shape, threads, segments)
+
+
+def _matrix(shape: Shape, threads: int) -> Iterator[Schedule]:
+    points, tiles = shape.batch * -(-shape.rows // 64), -(-shape.length // 128)
+    if points < 2 * threads and tiles > 1:
+        for n in _segments(points, tiles, threads):
+            yield Schedule(Strategy.MULTI, min(64, shape.rows), 128, None, n, vector=Role.ROW)
+    if shape.columns >= WIDE:
+        for row in (256, 128):
+            yield Schedule(Strategy.SINGLE, min(row, shape.rows), 256, None, vector=Role.COLUMN)
+        yield Schedule(Strategy.SINGLE, 64, 256, 256)
+        return
+    for row, tile in ((64, 128), (64, 64), (128, 64)):
+        if row == 64 or shape.rows >= row:
+            yield Schedule(
+                Strategy.SINGLE, min(row, shape.rows), min(tile, max(16, shape.length)), None, vector=Role.ROW
+            )
+
+
+def _few_rows(shape: Shape, threads: int, segments: int) -> Iterator[Schedule]:
+    tile = 256
+    row = min(shape.rows, 8)
+    points = shape.batch * -(-shape.rows // row)
+    tiles = -(-shape.length // tile)
+    if tiles > 1 and (points < 4 * threads or segments > 1):
+        for n in [segments] if segments > 1 else _segments(points, tiles, threads):
+            yield Schedule(Strategy.MULTI, row, tile, None, n, vector=Role.COLUMN)
+    if points * 4 >= threads or tiles == 1:
+        yield Schedule(Strategy.SINGLE, row, tile, None, vector=Role.COLUMN)
+
+
+def _segments(points: int, tiles: int, threads: int) -> list[int]:
+    """Numbers of segments that give every thread one piece of work, or several."""
+    found = []
+    for times in (4, 1):
+        n = min(tiles, MOST_SEGMENTS, max(1, -(-times * threads // points)))
+        if n > 1 and n not in found:
+            found.append(n)
+    return found
+
+
+def _rows(shape: Shape, threads: int, segments: int) -> Iterator[Schedule]:
+    points = shape.batch * shape.rows
+    tile = 4096
+    tiles = -(-shape.length // tile)
+    if shape.length <= LONGEST_LANES and shape.rows >= 4 * ROWS and not shape.column_axes:
+        across = Schedule(Strategy.WHOLE, 64, 128, None, vector=Role.ROW)
+        own = Schedule(Strategy.WHOLE, 1, 128, None, vector=Role.CASCADE)
+        yield from (across, own) if shape.lists or shape.length < 64 else (own, across)
+        return
+    if tiles > 1 and (points < 4 * threads or segments > 1):
+        for n in [segments] if segments > 1 else _segments(points, tiles, threads):
+            yield Schedule(Strategy.MULTI, 1, tile, None, n, vector=Role.CASCADE)
+    if shape.length <= LONGEST_WHOLE:
+        yield Schedule(Strategy.WHOLE, 1, 128, None, vector=Role.CASCADE)
+    if shape.length > 1024:
+        yield Schedule(Strategy.SINGLE, 1, min(tile, shape.length), None, vector=Role.CASCADE)
+        if shape.length > 2048:
+            yield Schedule(Strategy.SINGLE, 1, 2048, None, vector=Role.CASCADE)

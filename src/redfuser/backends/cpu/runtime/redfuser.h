@@ -1,0 +1,4 @@
+#pragma once
+#include "dots.h"
+#include "lists.h"
+#include "team.h"
