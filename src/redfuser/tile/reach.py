@@ -52,8 +52,10 @@ class Reaches(Builder):
             return None
         holds = _all(known)
         low = self.lowering(())
-        low.lanes, low.tile = Lanes(Axis("lane", as_int(LANES)), self.axis, RUN), TILE
-        span = low.span(holds) - {self.axis, low.lanes.axis}
+        if self.schedule.search_lanes:
+            low.lanes, low.tile = Lanes(Axis("lane", as_int(LANES)), self.axis, RUN), TILE
+        lanes = frozenset[Axis]() if low.lanes is None else frozenset((low.lanes.axis,))
+        span = low.span(holds) - {self.axis} - lanes
         grid = [t if t.role is not Role.ROW else roles.tile_axis(t.axis, t.role, ROWS) for t in self.grid]
         grid = [t for t in grid if t.axis in span]
         axes = tuple(t.axis for t in grid)
@@ -61,7 +63,7 @@ class Reaches(Builder):
             return None
         zero, one = const(0, AT), const(1, AT)
         at = position(as_int(self.axis))
-        kept_apart = span | {low.lanes.axis}
+        kept_apart = span | lanes
         searched = [
             self.searched(low, "first", Reducer.MIN, Cast(position(as_int(self.axis.size)), AT), kept_apart),
             self.searched(low, "end", Reducer.MAX, zero, kept_apart),
@@ -82,7 +84,7 @@ class Reaches(Builder):
         low.moving([v for v, _, _ in searched], 0)
         low.add(Loop(self.axis, TILE, At(ZERO), At(as_int(self.axis.size)), body, ""))
         first, end, count = (
-            low.reduction(ref(v.name, AT), reducer, (low.lanes.axis,), AT, f"{self.axis.name}_{word}")
+            low.reduction(ref(v.name, AT), reducer, tuple(lanes), AT, f"{self.axis.name}_{word}") if lanes else v
             for (v, reducer, _), word in zip(searched, ("first", "end", "count"), strict=True)
         )
         a, b, n = (ref(v.name, AT) for v in (first, end, count))
@@ -96,7 +98,7 @@ class Reaches(Builder):
     def searched(
         self, low: Lowering, word: str, reducer: Reducer, start: Expr, span: frozenset[Axis]
     ) -> tuple[Value, Reducer, Expr]:
-        v = low.declare(low.new(f"{self.axis.name}_{word}_lanes", AT, span))
+        v = low.declare(low.new(f"{self.axis.name}_{word}{'_lanes' * (low.lanes is not None)}", AT, span))
         low.add(Declare(v, self.first(low, start, "none"), word))
         return v, reducer, start
 

@@ -18,7 +18,8 @@ class Schedule:
     blocks in which their partial states are joined (None: as before); ``lanes``: running states side by side, each for
     ``run`` neighbouring positions of a tile in turn (0: one for the whole tile); ``warps`` and ``stages``: what a GPU's
     compiler is told, threads by 32 and loads in flight; ``bulk``: tiles come by its bulk copy engine; ``vector``: the
-    role of the axes that a CPU's vectors run along (None: the printer's choice)."""
+    role of the axes that a CPU's vectors run along (None: the printer's choice); ``search_lanes``: what data are searched
+    for is kept in lanes too."""
 
     strategy: Strategy
     row: int = 64
@@ -33,3 +34,4 @@ class Schedule:
     stages: int = 2
     bulk: bool = False
     vector: Role | None = None
+    search_lanes: bool = False

@@ -138,6 +138,7 @@ def _forced(
     """The kinds under the strategies that may pay; numbers of segments beyond the likeliest two come last."""
     later: list[Schedule] = []
     for s in kinds:
+        s = replace(s, search_lanes=True)
         if tile:
             s = replace(s, tile=max(16, power(tile)))
         programs = shape.batch * -(-shape.rows // s.row) * (1 if s.column is None else -(-shape.column // s.column))

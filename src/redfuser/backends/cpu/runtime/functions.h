@@ -89,7 +89,7 @@ AI vf x_exp(vf x) {
   vf p = r * 1.9875691500e-4f + 1.3981999507e-3f; p = p * r + 8.3334519073e-3f; p = p * r + 4.1665795894e-2f; p = p * r + 1.6666665459e-1f; p = p * r + 5.0000001201e-1f;
   p = p * (r * r) + r + 1.f;
   vi k = (vi)t - 0x4b400000, h = k >> 1;
-  return (vf)((vi)p + (h << 23)) * (vf)((k - h + 127) << 23);
+  return p * (vf)((h + 127) << 23) * (vf)((k - h + 127) << 23);  // two factors: NaN stay what they are
 }
 AI vd x_exp(vd x) {
   x = least(bc(710.0), greatest(bc(-746.0), x));
@@ -99,7 +99,7 @@ AI vd x_exp(vd x) {
   vd q = ((s * 3.00198505138664455042e-6 + 2.52448340349684104192e-3) * s + 2.27265548208155028766e-1) * s + 2.0;
   p = 1.0 + 2.0 * (p / (q - p));
   vl k = (vl)t - 0x4338000000000000LL, h = k >> 1;
-  return (vd)((vl)p + (h << 52)) * (vd)((k - h + 1023) << 52);
+  return p * (vd)((h + 1023) << 52) * (vd)((k - h + 1023) << 52);
 }
 AI vf x_log(vf x) {
   vm tiny = mk(x < 1.17549435e-38f); vf y = sel(tiny, x * 8388608.f, x);
