@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 
 from redfuser.index.expr import Expr, Load, Position, Ref, walk
-from redfuser.index.ints import Int
+from redfuser.index.ints import Axis, FloorDiv, Gather, Int, Mod, as_int
 from redfuser.tile.nodes import (
     Assign,
     At,
@@ -22,6 +22,7 @@ from redfuser.tile.nodes import (
     Loop,
     Lowest,
     Map,
+    Program,
     Read,
     Reduce,
     Rename,
@@ -39,6 +40,32 @@ def every(body: tuple[Statement, ...]) -> Iterator[Statement]:
         yield s
         if isinstance(s, Loop):
             yield from every(s.body)
+
+
+def farthest(p: Program, number: Callable[[Int], int]) -> int:
+    """No position that the program computes with, outside the indices of its tensors, is larger. ``number`` gives lengths."""
+    exprs = (s.expr for k in p.kernels for s in every(k.body) if isinstance(s, Map | Correct))
+    found = (x.index for e in exprs for x in walk(e) if isinstance(x, Position))
+    return max((_largest(i, number) for i in found), default=0)
+
+
+def _largest(i: Int, number: Callable[[Int], int]) -> int:
+    total = 0
+    for monomial, c in i.terms:
+        term = abs(c)
+        for a, n in monomial:
+            match a:
+                case FloorDiv() | Mod():
+                    size = _largest(a.num, number)
+                case Axis():
+                    size = number(as_int(a.size))
+                case Gather():
+                    size = number(a.bound)
+                case _:
+                    size = number(as_int(a))
+            term *= max(1, size) ** n
+        total += term
+    return total
 
 
 def gathered(i: Int) -> set[str]:

@@ -18,7 +18,7 @@ from redfuser.backends.cpu.writer import FIRST_TENSOR, Form
 from redfuser.backends.torch_expr import TORCH
 from redfuser.index.ints import Atom, Int, as_int
 from redfuser.tile.nodes import Dot, Kernel, Kind, Program, outputs_of
-from redfuser.tile.uses import every
+from redfuser.tile.uses import every, farthest
 
 REMEMBERED = 64  # combinations of strides that a program keeps ready
 SERIAL = 20_000.0  # nanoseconds of work that one thread does sooner alone
@@ -49,7 +49,8 @@ class Launcher:
         return self._load(self.source(self._is_wide(_Numbers(sizes))))
 
     def _is_wide(self, number: _Numbers) -> bool:
-        return any(math.prod(number(n) for n in t.shape) >= FAR for t in self.program.tensors)
+        far = any(math.prod(number(n) for n in t.shape) >= FAR for t in self.program.tensors)
+        return far or farthest(self.program, number) >= FAR
 
     def prepare(self, sizes: Mapping[str, int]) -> Callable[[Sequence[Tensor]], list[Tensor]]:
         """The program at these lengths, as a function of its inputs."""

@@ -117,8 +117,12 @@ class KernelWriter(Places):
         if s.note:
             self.line(f"# {s.note}")
         if d is None:
-            self.line(f"for {self.axis_id(s.axis)} in tl.range({start}, {stop}):")
+            name = counter = self.axis_id(s.axis)
             head = []
+            if self.form.wide:
+                counter = self.axis_id(s.axis, "_place")
+                head = [f"{name} = tl.full([], 0, tl.int64) + {counter}"]
+            self.line(f"for {counter} in tl.range({start}, {stop}):")
         else:
             piece = d.pieces[0]
             first = self.axis_id(s.axis, "_start")
@@ -140,7 +144,8 @@ class KernelWriter(Places):
         dims = self.layout.of(frozenset((axis,)))
         scope = self.scope(dims, {})
         for n, piece in enumerate(d.pieces):
-            own = scope.spread(f"tl.arange(0, {piece.length})", (d,))
+            wide = ".to(tl.int64)" * self.form.wide
+            own = scope.spread(f"tl.arange(0, {piece.length}){wide}", (d,))
             if lanes is not None and axis in self.layout.beside:
                 (lane,) = self.layout.beside[axis]
                 count = lane.pieces[0].length

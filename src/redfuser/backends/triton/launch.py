@@ -23,6 +23,7 @@ from redfuser.backends.triton.layout import power
 from redfuser.backends.triton.printed import Form, Length, Pointer, Printed, Source, Stride
 from redfuser.index.ints import Atom, Int
 from redfuser.tile.nodes import Kind, Program
+from redfuser.tile.uses import farthest
 
 REMEMBERED = 64  # combinations of strides that a program keeps ready
 
@@ -149,7 +150,9 @@ class Launcher:
         return strides | {t.name: _contiguous(tuple(number(i) for i in t.shape)) for t in self._made}
 
     def _is_wide(self, strides: Mapping[str, tuple[int, ...]], number: _Numbers) -> bool:
-        """True when some tensor has an element that 32 bits do not reach."""
+        """True when 32 bits do not reach some element of a tensor, or some position that is computed with."""
+        if farthest(self.program, number) >= 2**31:
+            return True
         for t in self.program.tensors:
             shape = [number(i) for i in t.shape]
             if sum(abs(s) * max(0, n - 1) for s, n in zip(strides[t.name], shape, strict=True)) >= 2**31:

@@ -181,7 +181,7 @@ class Places(Operations):
                 if name not in self.wanted:
                     continue
                 start = f"{piece.start} + " if piece.start else ""
-                lines.append(f"{name} = {start}tl.arange(0, {piece.length})")
+                lines.append(f"{name} = {start}tl.arange(0, {piece.length}){wide}")
                 inner = ONE
                 for a in reversed(d.axes if len(d.axes) > 1 else ()):
                     own = self.known_axis(a, f"_{n}" if len(d.pieces) > 1 else "")
