@@ -15,9 +15,6 @@ def _own_cache(tmp_path_factory):
     os.environ["REDFUSER_CACHE_DIR"] = str(tmp_path_factory.mktemp("cache"))
     os.environ["XDG_CACHE_HOME"] = str(tmp_path_factory.mktemp("xdg"))  # the sources of kernels
     os.environ["TRITON_CACHE_DIR"] = str(tmp_path_factory.mktemp("triton"))
-    os.environ.setdefault(
-        "REDFUSER_TUNE", "off"
-    )  # a candidate takes a second to compile; tests of the choice ask for it
 
 
 @pytest.fixture(autouse=True)

@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import functools
 import importlib.util
-import logging
 import os
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -30,13 +28,11 @@ from redfuser.tile.strategy import Schedule
 if TYPE_CHECKING:
     from redfuser.backends.triton.launch import Launcher
 
-log = logging.getLogger("redfuser")
-
 
 def engine_for(device: torch.device, options: Options) -> Engine:
     """The engine for tensors of a device, or for the machine that ``target`` names. ``backend`` forces one.
 
-    ``auto`` takes Triton on GPUs where it is installed and C++ on CPUs where there is a compiler.
+    ``auto`` takes Triton on GPUs where it is installed. C++ on CPUs is asked for by ``backend="cpu"``.
     """
     target = "" if options.target == "native" else options.target
     gpu = target if target.startswith(("cuda", "hip")) else "" if target else _target(device)
@@ -44,33 +40,19 @@ def engine_for(device: torch.device, options: Options) -> Engine:
         if not _has_triton():
             raise BackendError("backend='triton' needs the package triton: pip install 'triton>=3.6'")
         return TritonEngine(device, gpu or "cuda:90", open_cache(options))
-    if options.backend is Backend.CPU or (
-        options.backend is Backend.AUTO and not gpu and device.type in ("cpu", "meta")
-    ):
-        engine = _cpu_engine(options, target or "native")
-        if engine is not None:
-            return engine
+    if options.backend is Backend.CPU:
+        return _cpu_engine(options, target or "native")
     return ReferenceEngine()
 
 
-def _cpu_engine(options: Options, target: str) -> Engine | None:
-    """C++ where it can be compiled; else None, with one warning, or an error where the options ask for it."""
+def _cpu_engine(options: Options, target: str) -> Engine:
     from redfuser.backends.cpu.compile import ADVICE, find_compiler
+    from redfuser.runtime.native import CpuEngine
 
     compiler = find_compiler()
     if compiler is None:
-        if options.backend is Backend.CPU:
-            raise BackendError(f"backend='cpu' needs a C++ compiler: {ADVICE}")
-        _warn_once(f"no C++ compiler was found, so cascades on CPUs run tile by tile in PyTorch; {ADVICE}")
-        return None
-    from redfuser.runtime.native import CpuEngine
-
+        raise BackendError(f"backend='cpu' needs a C++ compiler: {ADVICE}")
     return CpuEngine(compiler, target, options)
-
-
-@functools.cache
-def _warn_once(text: str) -> None:
-    log.warning(text)
 
 
 def _has_triton() -> bool:
