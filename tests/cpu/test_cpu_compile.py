@@ -1,7 +1,6 @@
 """Compilers, targets and the cache of libraries: concurrent processes, a process that is killed, machines not present."""
 
 import ctypes
-import logging
 import math
 import os
 import signal
@@ -20,7 +19,6 @@ import redfuser
 from redfuser.backends.cpu import compile as native_compile
 from redfuser.backends.cpu.compile import Compiler, compile_text, find_compiler, zig
 from redfuser.errors import BackendError
-from redfuser.runtime import engines
 from redfuser.tile.nodes import Role, Strategy
 from redfuser.tile.strategy import Schedule
 
