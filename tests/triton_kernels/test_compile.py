@@ -1,161 +1,71 @@
 """Every kind of kernel compiles for GPUs that are not here."""
 
-import functools
-from collections.abc import Iterator
-from dataclasses import dataclass
-from typing import Any
+from itertools import product
 
 import pytest
-import torch
 from catalogue import ONE_PASS, SEVERAL
-from kinds import kinds
-from planning import Shaped, regions
-from shapes import Shapes, causal, logsumexp, of
-from torch import Tensor
+from compiling import compiled
+from planning import regions
+from shapes import SHAPES
+from triton.compiler.errors import CompilationError
 
-from benchmarks.entries import entries
-from redfuser.backends.triton.candidates import candidates
-from redfuser.backends.triton.emit import emit
-from redfuser.backends.triton.launch import Launcher
-from redfuser.backends.triton.printed import Form
-from redfuser.backends.triton.resources import machine
-from redfuser.tile import lanes
-from redfuser.tile.build import build
 from redfuser.tile.nodes import Strategy
-from redfuser.tile.strategy import Schedule, Unsupported
+from redfuser.tile.strategy import Schedule
 
-TARGETS = ["cuda:80", "cuda:90", "cuda:100", "hip:gfx942"]
-BINARY = {"cuda": "cubin", "hip": "hsaco"}
-
-
-def chosen(x):
-    """Routing to one expert."""
-    weight, expert = x.softmax(-1).topk(1, -1)
-    return weight, expert
-
-
-def least_likely(x):
-    p = x.softmax(-1)
-    return p.min(-1)
-
-
-def chosen_four(x):
-    weights, experts = x.softmax(-1).topk(4, -1)
-    return weights, experts
-
-
-def far(*size: int) -> Tensor:
-    """A tensor with elements that 32 bits do not reach."""
-    return torch.empty_strided(size, (2**31, *torch.empty(size[1:], device="meta").stride()), device="meta")
-
-
-MORE = {"chosen": chosen, "least_likely": least_likely, "chosen_four": chosen_four}
-SUBJECTS = {c.name: (c.fn, c.inputs, c.options) for c in ONE_PASS + SEVERAL}
-SUBJECTS |= {name: (fn, lambda: (of(5, 150),), {}) for name, fn in MORE.items()}
-SUBJECTS["far rows"] = logsumexp, lambda: (far(5, 150),), {}
-SUBJECTS["far keys"] = causal, lambda: (far(2, 33, 16), far(2, 50, 16), far(2, 50, 16)), {}
-PAPER = ("mla-decode-b1", "gqa-decode-32-b1", "route-256-renormalised", "quantise-gemm", "rmsnorm-gemm")
-# in bfloat16, with masks by data, heads in groups and weights in e4m3
-SUBJECTS |= {
-    e.name: (e.fn, lambda e=e: e.inputs(Shapes()), {})
-    for suite in ("paper", "variants")
-    for e in entries(suite, quick=True)
-    if suite == "variants" or e.name in PAPER
+CASES = {c.name: c for c in ONE_PASS + SEVERAL}
+SCHEDULES = {
+    "single": Schedule(Strategy.SINGLE, row=16, tile=32),
+    "multi": Schedule(Strategy.MULTI, row=16, tile=32, segments=3),
+    "whole": Schedule(Strategy.WHOLE, row=16),
 }
-NAMES = list(SUBJECTS)
+# a softmax, dots, a mask, several axes, lists of the best, quantisation, sums about a mean, extremes, two passes
+MANY = [
+    "safe_softmax", "attention_alibi_causal", "attention_mask", "cross_entropy", "kl_divergence", "topk_of_softmax",
+    "zscore_max", "int8_asymmetric", "rmsnorm_gemm", "layernorm_gemm", "kurtosis", "softmax_of_softmax",
+]  # fmt: skip
+SOME = ["safe_softmax", "attention_alibi_causal", "topk_of_softmax", "int8_asymmetric", "rmsnorm_gemm", "variance"]
+BINARY = {"cuda": "cubin", "hip": "hsaco"}
+ELSEWHERE = ["cuda:80", "cuda:100", "hip:gfx942"]
+TARGETS = [("cuda:90", name, s) for name, s in product(MANY, SCHEDULES)]
+# elsewhere the strategies take turns
+TARGETS += [(t, name, list(SCHEDULES)[(n + m) % 3]) for m, t in enumerate(ELSEWHERE) for n, name in enumerate(SOME)]
 
 
-E4M3 = ["amax_fp8_gemm", "amax_fp8_power_of_two", "rmsnorm_amax_quantise_gemm", "quantise-gemm"]
-
-EVERYWHERE = [
-    "layer_norm",
-    "attention_latent",
-    "documents",
-]  # what only few are made of: sweeps, renamings, bounds by data
-
-
-@functools.cache
-def shapes_of(name: str) -> list[Shaped]:
-    fn, inputs, options = SUBJECTS[name]
-    return regions(fn, [x.to("meta") for x in inputs()], **options)
-
-
-@dataclass(frozen=True)
-class Variant:
-    """One way to print a region."""
-
-    shaped: Shaped
-    schedule: Schedule
-    form: Form
-
-    def launcher(self, directory):
-        program = build(self.shaped.planned.region, self.shaped.planned.derivation, self.schedule)
-        return Launcher(program, self.form, 4, 2, directory)
-
-
-def variants(name: str, target: str) -> Iterator[Variant]:
-    """The schedules take turns from function to function and from target to target, so that each function has them all."""
-    place = NAMES.index(name)
-    form = Form(coarse=target.startswith("cuda"), bulk=machine(target).bulk, e4m3=machine(target).e4m3)
-    for shaped in shapes_of(name) if form.e4m3 or name not in E4M3 else ():
-        every = schedules(shaped, place // 4 % 2 == 1)
-        mine = every if name in EVERYWHERE else [every[(place + TARGETS.index(target)) % 4]]
-        yield from (Variant(shaped, s, form) for s in mine)
-
-
-def schedules(shaped: Shaped, tiled: bool) -> list[Schedule]:
-    """Small blocks under each strategy, and in lanes where there can be lanes; ``tiled``: columns and runs of lanes too."""
-    refused = lanes.refusal(shaped.planned.region, shaped.planned.derivation)
-    deal: dict[str, Any] = {} if refused else {"row": 4, "lanes": 4, "run": 2 if tiled else 1}
-    blocks: dict[str, Any] = {"row": 16, "tile": 32, "column": 16 if tiled else None}
+def kernels(case, strategy, directory, target):
     return [
-        Schedule(Strategy.WHOLE, **blocks),
-        Schedule(Strategy.SINGLE, **blocks),
-        Schedule(Strategy.MULTI, segments=3, **blocks),
-        Schedule(Strategy.SINGLE, **(blocks | deal)),
+        k
+        for shaped in regions(case.fn, case.inputs(), **case.options)
+        for k in compiled(shaped, SCHEDULES[strategy], directory, target)
     ]
 
 
-@pytest.mark.parametrize("name", NAMES)
-def test_compiles(name, tmp_path):
-    for target in TARGETS:
-        for v in variants(name, target):
-            kernels = v.launcher(tmp_path).compile(v.shaped.inputs, {}, target)
-            assert all(k.asm[BINARY[target.partition(":")[0]]] for k in kernels)
+@pytest.mark.parametrize("target, name, strategy", TARGETS)
+def test_catalogue(target, name, strategy, tmp_path):
+    made = kernels(CASES[name], strategy, tmp_path, target)
+    assert len(made) >= (2 if strategy == "multi" else 1)
+    assert all(k.asm[BINARY[target.partition(":")[0]]] for k in made)
 
 
-STATEMENTS = {
-    "whole": "Read Map Guard Dot Reduce Select Rename Store",
-    "single": "Read Map Guard Dot Reduce Select Rename Store Loop Declare Assign Correct Combine SelectMerge",
-    "multi": "Read Map Guard Dot Reduce Select Rename Store Loop Declare Assign Correct Combine SelectMerge",
-}
-ALL = {f"{s} {strategy}" for strategy, statements in STATEMENTS.items() for s in statements.split()} | {
-    "64-bit offsets", "bounds by a mask", "bounds by data", "bulk copies", "columns tiled", "gathered reads",
-    "joined operands", "lanes in runs", "lanes one by one", "list of a power of two", "list of no power of two",
-    "lists mapped", "lists reduced", "max over a tile", "min over a tile", "position of the largest",
-    "position of the smallest", "prod over a tile", "ragged tiles", "several dots", "sum over a tile", "sweep",
-    "tanh in one instruction", "whole tiles",
-}  # fmt: skip
-WITHOUT = {"cuda:80": {"bulk copies"}, "hip:gfx942": {"bulk copies", "tanh in one instruction"}}
+def test_e4m3_needs_compute_capability_89(tmp_path):
+    assert kernels(CASES["amax_fp8_gemm"], "single", tmp_path, "cuda:90")
+    with pytest.raises(CompilationError, match="to_e4m3") as raised:
+        kernels(CASES["amax_fp8_gemm"], "single", tmp_path, "cuda:80")
+    causes = [raised.value]
+    while causes[-1].__cause__ is not None:
+        causes.append(causes[-1].__cause__)
+    assert "fp8e4nv" in str(causes[-1])
 
 
-@pytest.mark.parametrize("target", TARGETS)
-def test_every_kind_is_compiled(target):
-    found = set()
-    for v in (v for name in NAMES for v in variants(name, target)):
-        launcher = v.launcher(None)
-        found |= kinds(launcher.program, v.schedule, launcher.printed(v.shaped.inputs, {}))
-    assert found == ALL - WITHOUT.get(target, set())
+def test_bulk_copies(tmp_path):
+    fn, args = SHAPES["causal 64"]
+    (shaped,) = regions(fn, args)
+    schedule = Schedule(Strategy.SINGLE, row=128, tile=64)
+    plain, bulk = (compiled(shaped, schedule, tmp_path, "cuda:90", bulk=b)[0] for b in (False, True))
+    assert "cp.async.bulk.tensor" in bulk.asm["ptx"] and "cp.async.bulk.tensor" not in plain.asm["ptx"]
 
 
-@pytest.mark.parametrize("name", E4M3)
-def test_e4m3_where_there_is_none(name):
-    (shaped,) = shapes_of(name)
-    (schedule, *_) = schedules(shaped, False)
-    program = build(shaped.planned.region, shaped.planned.derivation, schedule)
-    assert emit(program, Form())
-    with pytest.raises(Unsupported, match=r"needs a GPU that has it.*8\.9"):
-        emit(program, Form(e4m3=False))
-    for target in ("cuda:80", "cuda:86", "cuda:89", "cuda:90"):
-        found = candidates(shaped.planned.region, shaped.planned.derivation, {}, machine(target))
-        assert any(found) is (target in ("cuda:89", "cuda:90"))
+def test_coarse_functions(tmp_path):
+    case = CASES["attention_softcap"]
+    (shaped,) = regions(case.fn, [x.bfloat16() for x in case.inputs()])
+    plain, coarse = (compiled(shaped, SCHEDULES["single"], tmp_path, "cuda:90", coarse=c)[0] for c in (False, True))
+    assert "tanh.approx" in coarse.asm["ptx"] and "tanh.approx" not in plain.asm["ptx"]
