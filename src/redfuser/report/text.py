@@ -26,7 +26,7 @@ def render(analysis: Analysis) -> str:
 
 def _headline(a: Analysis) -> str:
     if not a.cascades:
-        none = "no cascade: no two reductions over one axis, the second using the first, that fuse"
+        none = "no cascade: no two reductions over one axis that fuse, the second using the first, and none over a large product"
         return f"{a.function}: {none}" + ("; see refused below" if a.refusals else "")
     one = sum(c.passes == 1 for c in a.cascades)
     several = len(a.cascades) - one
