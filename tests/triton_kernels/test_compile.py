@@ -1,5 +1,6 @@
 """Every kind of kernel compiles for GPUs that are not here."""
 
+import re
 from itertools import product
 
 import pytest
@@ -42,8 +43,15 @@ def kernels(case, strategy, directory, target):
 @pytest.mark.parametrize("target, name, strategy", TARGETS)
 def test_catalogue(target, name, strategy, tmp_path):
     made = kernels(CASES[name], strategy, tmp_path, target)
-    assert len(made) >= (2 if strategy == "multi" else 1)
-    assert all(k.asm[BINARY[target.partition(":")[0]]] for k in made)
+    assert made and all(k.asm[BINARY[target.partition(":")[0]]] for k in made)
+
+
+def test_partial_states_are_joined_by_the_last_program(tmp_path):
+    """One launch: what the other programs have stored is seen by the one that comes last."""
+    (ptx,) = [k.asm["ptx"] for k in kernels(CASES["variance"], "multi", tmp_path, "cuda:90")]
+    assert re.search(r"atom\.global\.gpu\.acq_rel\.add", ptx)
+    before, _, after = ptx.partition("atom.global.gpu.acq_rel.add")
+    assert "st.global" in before and "bar.sync" in before[before.rindex("st.global") :] and "ld.global" in after
 
 
 def test_e4m3_needs_compute_capability_89(tmp_path):

@@ -29,8 +29,9 @@ def test_first_candidate(entry):
         region, derivation = shaped.planned.region, shaped.planned.derivation
         schedule = engine.decide(region, derivation, {}, OPTIONS).schedule
         program = build(region, derivation, schedule)
-        kernels = engine.launcher(program, schedule).compile(shaped.inputs, {}, TARGET)
-        assert len(kernels) == len(program.kernels)
+        launcher = engine.launcher(program, schedule)
+        kernels = launcher.compile(shaped.inputs, {}, TARGET)
+        assert len(kernels) == len(launcher.printed(shaped.inputs, {}).kernels)
         shared = [k.metadata.shared for k in kernels]
         assert max(shared) <= machine(TARGET).shared, f"{schedule}: {shared} bytes of shared memory"
         uses = [usage(k) for k in kernels]
