@@ -128,7 +128,9 @@ class GroupPlacer(Scaled):
         else:
             placed = coordinates.place(s, self.stage, r, base_name(s, self.stage, r), self.fix is None)
             self.note.treatments.add(Treatment.REBASE)
-        named = placed.base.name if isinstance(placed.base, Ref) else "zero" if linear and self.factor is not None else ""
+        named = (
+            placed.base.name if isinstance(placed.base, Ref) else "zero" if linear and self.factor is not None else ""
+        )
         mark = ref(f"{named}#{len(self.marks)}", placed.base.dtype) if named else placed.base
         self.marks[mark] = placed.base
         self.table[r] = mark

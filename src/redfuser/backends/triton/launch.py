@@ -18,7 +18,6 @@ from torch import Tensor
 
 from redfuser.backends.sources import load
 from redfuser.backends.torch_expr import TORCH
-from redfuser.backends.triton.counters import zeros
 from redfuser.backends.triton.emit import emit
 from redfuser.backends.triton.layout import power
 from redfuser.backends.triton.printed import Counters, Form, Length, Place, Pointer, Printed, Source, Stride
@@ -194,7 +193,7 @@ class _Launch:
         self._kernel, self._grid, self._options = kernel, (grid, 1, 1), options | blocks
         self._arguments, self._pointers = arguments, pointers
         self._given = [*arguments, *blocks.values()]
-        self.runner: Callable[..., None] | None = None
+        self.runner: Callable[[int, Sequence[Any]], None] | None = None
 
     def first(self, tensors: Sequence[Tensor]) -> None:
         """Compiles for these tensors, and launches."""
@@ -203,14 +202,34 @@ class _Launch:
             given[n] = tensors[place]
         compiled = self._kernel[self._grid](*given, **self._options)
         if compiled is not None:
-            self.runner = compiled[self._grid]
+            self.runner = _runner(compiled, self._grid)
 
     def again(self, addresses: Sequence[int], stream: int) -> None:
         given = self._given.copy()
         for n, place in self._pointers:
             given[n] = addresses[place]
         assert self.runner is not None
-        self.runner(*given, stream=stream)
+        self.runner(stream, given)
+
+
+def _runner(compiled: Any, grid: tuple[int, int, int]) -> Callable[[int, Sequence[Any]], None]:
+    """Launches a compiled kernel on a stream, as Triton does; profilers are told what they are told otherwise."""
+    told = compiled[grid]
+    enter, function, metadata, (x, y, z) = compiled.run, compiled.function, compiled.packed_metadata, grid
+    knobs = triton.knobs.runtime
+
+    def run(stream: int, given: Sequence[Any]) -> None:
+        if _is_heard(knobs.launch_enter_hook) or _is_heard(knobs.launch_exit_hook):
+            told(*given, stream=stream)
+        else:
+            enter(x, y, z, stream, function, metadata, None, None, None, *given)
+
+    return run
+
+
+def _is_heard(hook: Any) -> bool:
+    """True where somebody wants to know of launches."""
+    return hook is not None and bool(getattr(hook, "calls", True))
 
 
 class _Bound:
@@ -252,7 +271,7 @@ class _Bound:
         if not self._ready:
             outputs = [torch.empty(shape, dtype=dtype, device=device) for shape, dtype, _ in self._outputs]
             scratch = [torch.empty(shape, dtype=dtype, device=device) for shape, dtype in self._scratch]
-            last = [zeros(device, self._counters)] if self._counters else []
+            last = [torch.zeros(self._counters, dtype=torch.int32, device=device)] if self._counters else []
             for launch in self._launches:
                 launch.first([*tensors, *outputs, *scratch, *last])
             self._ready = all(launch.runner is not None for launch in self._launches)
@@ -260,14 +279,17 @@ class _Bound:
         # a launch has compiled for a GPU: device is the current one
         outputs = [_empty(shape, strides, dtype) for shape, dtype, strides in self._outputs]
         addresses = [x.data_ptr() for x in tensors] + [x.data_ptr() for x in outputs]
-        if self._bytes:
-            buffer = _empty((self._bytes,), (1,), torch.uint8)  # held until all is launched
+        stream = torch._C._cuda_getCurrentRawStream(device.index)
+        if self._bytes:  # of several launches, others of the stream may come between them
+            kept = workspace.scratch(device, stream, self._bytes) if len(self._launches) == 1 else None
+            buffer = (
+                kept if kept is not None else _empty((self._bytes,), (1,), torch.uint8)
+            )  # held until all is launched
             start = buffer.data_ptr()
             addresses += [start + offset for offset in self._offsets]
-        stream = torch._C._cuda_getCurrentRawStream(device.index)
         if self._counters:
-            counters = zeros(device, self._counters)  # held until all is launched
-            addresses.append(counters.data_ptr())
+            met = workspace.counters(device, stream, self._counters)  # held alike
+            addresses.append(met.data_ptr())
         for launch in self._launches:
             launch.again(addresses, stream)
         return outputs
