@@ -18,6 +18,7 @@ from torch import Tensor
 
 from redfuser.backends.sources import load
 from redfuser.backends.torch_expr import TORCH
+from redfuser.backends.triton import workspace
 from redfuser.backends.triton.emit import emit
 from redfuser.backends.triton.layout import power
 from redfuser.backends.triton.printed import Counters, Form, Length, Place, Pointer, Printed, Source, Stride
