@@ -25,6 +25,7 @@ from redfuser.index.expr import (
     Expr,
     Ref,
     const,
+    dtype_of,
     ref,
     transform,
 )
@@ -131,7 +132,7 @@ class GroupPlacer(Scaled):
         named = (
             placed.base.name if isinstance(placed.base, Ref) else "zero" if linear and self.factor is not None else ""
         )
-        mark = ref(f"{named}#{len(self.marks)}", placed.base.dtype) if named else placed.base
+        mark = ref(f"{named}#{len(self.marks)}", dtype_of(placed.base)) if named else placed.base
         self.marks[mark] = placed.base
         self.table[r] = mark
         s.rule(
