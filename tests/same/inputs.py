@@ -147,6 +147,23 @@ def test_rows_that_are_not_finite(kernels, schedule):
             assert_close(got[kept], want[kept], tolerance=40 * 2.0**-23)
 
 
+def test_squares_that_overflow(kernels, schedule):
+    """Where x * x overflows the variance is infinite, as in eager PyTorch, and what divides by it is 0: never NaN."""
+
+    def both(x):
+        centred = x - x.mean(-1, keepdim=True)
+        variance = centred.square().mean(-1, keepdim=True)
+        return variance, (centred * torch.rsqrt(variance + 1e-5)).amax(-1)
+
+    scale = torch.tensor([1.0, 1e15, 1e18, 1e20, 1e25, 1e36])[:, None]
+    for x in ((1 + 0.2 * rnd(6, 40)) * scale, torch.cat([torch.ones(6, 20), -torch.ones(6, 20)], -1) * scale):
+        (r,) = record(both, (x,))
+        for got, want in zip(kernels.launch(r, schedule), both(x), strict=True):
+            assert torch.equal(got.isfinite(), want.isfinite()) and not got.isnan().any()
+            fine = want.isfinite()
+            assert torch.allclose(got[fine], want[fine], rtol=1e-4)
+
+
 @pytest.mark.parametrize("length, segments", [(20, 5), (5, 4), (33, 8), (16, 2)])
 def test_segments_without_elements(kernels, length, segments):
     schedule = Schedule(Strategy.MULTI, row=4, tile=16, segments=segments)
