@@ -56,6 +56,16 @@ def test_positions_of_the_best(kernels, schedule, make, name):
     exact(kernels, lambda x: getattr(x * counted(x), name)(-1), make(), schedule)
 
 
+def test_positions_where_every_element_is_nan(kernels, schedule):
+    """One NaN in a row makes its softmax NaN everywhere, so the lowest positions come first, not that of the NaN."""
+
+    def best(x):
+        p = torch.softmax(x, -1)
+        return *p.topk(3, -1), p.argmin(-1)
+
+    exact(kernels, best, special(), schedule)
+
+
 def test_more_than_there_are_in_a_segment(kernels, schedule):
     exact(kernels, lambda x: torch.topk(torch.softmax(x, -1), 17, dim=-1), rnd(3, 18), schedule)
 

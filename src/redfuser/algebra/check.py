@@ -292,7 +292,7 @@ def _measure_noise(p: Problem, g: Grid, want: Definition, rng: np.random.Generat
 
 
 def _k(s: Stage, g: Grid) -> int:
-    return 1 if s.k is None else min(s.k.size.value or 2, g.length)
+    return 1 if s.k is None else g.slots(s.k)
 
 
 def _run(d: Derivation, g: Grid, rng: np.random.Generator) -> State:

@@ -44,9 +44,15 @@ class Grid:
     def along(self, axis: Axis, span: slice) -> Array:
         if axis is self.axis:
             return np.arange(self.length, dtype=np.float64)[span].reshape((1,) * (self.rank - 1) + (-1,))
+        if axis not in self.dims:  # the slots of a list
+            return np.arange(self.slots(axis), dtype=np.float64).reshape((1,) * (self.rank - 1) + (-1,))
         shape = [1] * self.rank
         shape[self.dims[axis]] = -1
         return self.coordinates[axis].reshape(shape)
+
+    def slots(self, k: Axis) -> int:
+        """The length of a list."""
+        return min(k.size.value or 2, self.length)
 
     def integer(self, e: Int, span: slice) -> Array:
         total: Array = np.zeros((1,) * self.rank)
