@@ -22,6 +22,13 @@ def special():
     return x
 
 
+def few_numbers():
+    """Rows with less numbers than a list has slots."""
+    x = torch.full((6, 50), NAN)
+    x[0, 30:33], x[1, 49], x[2, ::7], x[3, 3:5], x[4, 1] = 1.0, INF, INF, -INF, 2.0
+    return x
+
+
 def counted(x):
     """A first reduction that NaN does not spread through."""
     return 1.0 + (x > 0).sum(-1, keepdim=True)
@@ -50,6 +57,13 @@ def test_top_k_of_equals_and_nan(kernels, schedule, k, make):
     exact(kernels, lambda x: torch.topk(x * counted(x), k, dim=-1), make(), schedule)
 
 
+@pytest.mark.parametrize("k", [1, 8])
+@pytest.mark.parametrize("make", [ties, special, few_numbers])
+def test_the_smallest(kernels, schedule, k, make):
+    """NaN counts as the largest, so it comes last, behind infinity."""
+    exact(kernels, lambda x: torch.topk(x * counted(x), k, dim=-1, largest=False), make(), schedule)
+
+
 @pytest.mark.parametrize("make", [ties, special])
 @pytest.mark.parametrize("name", ["argmax", "argmin"])
 def test_positions_of_the_best(kernels, schedule, make, name):
@@ -61,7 +75,7 @@ def test_positions_where_every_element_is_nan(kernels, schedule):
 
     def best(x):
         p = torch.softmax(x, -1)
-        return *p.topk(3, -1), p.argmin(-1)
+        return *p.topk(3, -1), *p.topk(3, -1, largest=False), p.argmin(-1)
 
     exact(kernels, best, special(), schedule)
 

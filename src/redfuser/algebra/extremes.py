@@ -64,7 +64,7 @@ def extreme(s: State, stage: Stage) -> None:
            f"h is {m.shape.value} in the key")  # fmt: skip
     order = _AS_ORDER.get(reducer, reducer)
     if m.shape in (Shape.UP, Shape.DOWN):
-        if m.shape is Shape.DOWN and reducer is Reducer.TOPK:
+        if m.shape is Shape.DOWN and reducer.is_list:
             raw = build.neg(m.key)
             m = Ordered(raw, m.apply(build.neg(ref("?", dtype_of(raw)))), Shape.UP, m.weak)
         chosen = order if m.shape is Shape.UP else _OPPOSITE[order]
