@@ -46,5 +46,6 @@ def test_what_has_no_form_in_a_kernel_runs_unfused(fuse, fn, dtype, strategy, la
             assert torch.equal(got, want)
     assert not launches
     (cascade,) = fused.analyze(x).cascades
-    assert not cascade.fused and "cuda:90" in cascade.decision.reason
+    assert not cascade.fused and "no tile program runs on cuda:90: " in cascade.decision.reason
+    assert "fit one integer" in cascade.decision.reason or "selected outside" in cascade.decision.reason
     assert "def " not in fused.explain(x).source
