@@ -147,6 +147,7 @@ def test_rows_that_are_not_finite(kernels, schedule):
             assert_close(got[kept], want[kept], tolerance=40 * 2.0**-23)
 
 
+@pytest.mark.filterwarnings("ignore:overflow encountered")
 def test_squares_that_overflow(kernels, schedule):
     """Where x * x overflows the variance is infinite, as in eager PyTorch, and what divides by it is 0: never NaN."""
 
