@@ -8,6 +8,9 @@ sys.path.insert(0, str(Path(__file__).parent))
 import pytest
 import torch
 
+for module in ("inputs", "masks", "order", "product"):
+    pytest.register_assert_rewrite(f"same.{module}")  # what several folders of tests have in common
+
 
 @pytest.fixture(autouse=True, scope="session")
 def _own_cache(tmp_path_factory):

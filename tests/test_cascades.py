@@ -11,6 +11,7 @@ eager's plus n roundings. Eager's error is the worst of several draws, since a s
 import time
 
 import pytest
+import torch
 from catalogue import ONE_PASS, SEVERAL, L, draw
 from helpers import assert_close, double
 from stages import fused_runs, record
@@ -108,6 +109,21 @@ def test_whole_function_against_eager(case):
     error = assert_close(eager, want, tolerance=0.1)
     assert_close(got, want, tolerance=2 * error + L * ROUNDING + case.step + case.cast, like=eager)
     assert runs, "nothing was fused"
+
+
+def scaled_by_the_mean(x, w):
+    scale = 448 / x.abs().mean(-1, keepdim=True)
+    return (x * scale).to(torch.float8_e4m3fn).to(x.dtype) @ w / scale
+
+
+def test_a_cast_that_cuts_off_what_the_last_scale_would_not():
+    """After 16 elements the scale is six times the final one, and the 4 among them is beyond the largest number."""
+    x, w = torch.full((2, 64), 8.0), torch.ones(64, 3)
+    x[:, :15], x[:, 15] = 1.0, 4.0
+    fused = redfuser.fuse(scaled_by_the_mean, backend="reference", strategy="single", tile=16, rest="eager")
+    assert_close(fused(x, w), scaled_by_the_mean(x, w))
+    (refusal,) = fused.analyze(x, w).refusals
+    assert refusal.kind == "rounding" and "may be larger than 448" in refusal.reason
 
 
 def test_deriving_and_checking_is_fast():

@@ -21,6 +21,7 @@ from .dsl import (
     exp,
     exp2,
     expm1,
+    floor,
     log,
     log2,
     maxv,
@@ -207,6 +208,12 @@ def amax_scaled_gemm_fp8_bare(c):
 @case(options={"exact_casts": True})
 def amax_scaled_gemm_power_of_two(c):
     a = c.max("a", absv(c.x())); s = exp2(ceil(log2(maxv(a, 1e-6) / 448.0))); c.sum("O", (c.x() / s).to(E4M3) * c.col() * s)
+@case()
+def fp8_power_of_two_rounded_down(c):
+    a = c.max("a", absv(c.x())); s = exp2(floor(log2(448.0 / maxv(a, 1e-6)))); c.sum("O", (c.x() * s).to(E4M3) * c.col() / s)
+@case()
+def fp8_probabilities(c):
+    x = c.x(); m, z = c.softmax(x); c.sum("O", (exp(x - m) / z * 448.0).to(E4M3) * c.col())
 @case()
 def int8_asymmetric_unrounded(c):
     x = c.x(); lo, hi = c.min("lo", x), c.max("hi", x); s = maxv(hi - lo, 1e-6) / 255.0; c.sum("O", (x - lo) / s * c.col())
@@ -480,6 +487,18 @@ def int8_rounded_without_leave(c):
 @case(2, refuse={"O": "rounding"}, options={"exact_casts": True})
 def fp8_cast_without_leave(c):
     a = c.max("a", absv(c.x())); s = 448.0 / maxv(a, 1e-6); c.sum("O", (c.x() * s).to(E4M3) * c.col() / s)
+@case(2, refuse={"O": "rounding"})
+def fp8_cast_scaled_by_a_mean(c):
+    s = 448.0 / maxv(c.mean(absv(c.x())), 1e-6); c.sum("O", (c.x() * s).to(E4M3) * c.col() / s)
+@case(2, refuse={"O": "rounding"})
+def fp8_cast_that_cuts_off(c):
+    a = c.max("a", absv(c.x())); s = 449.0 / maxv(a, 1e-6); c.sum("O", (c.x() * s).to(E4M3) * c.col() / s)
+@case(2, refuse={"O": "rounding"})
+def fp8_power_of_two_rounded_up(c):
+    a = c.max("a", absv(c.x())); s = exp2(ceil(log2(448.0 / maxv(a, 1e-6)))); c.sum("O", (c.x() * s).to(E4M3) * c.col() / s)
+@case(2, refuse={"O": "rounding"})
+def fp8_probabilities_that_cut_off(c):
+    x = c.x(); m, z = c.softmax(x); c.sum("O", (exp(x - m) / z * 449.0).to(E4M3) * c.col())
 @case(2, refuse={"O": "ill_conditioned"})
 def shifted_by_a_spread(c):
     hi, lo = c.max("hi", c.x()), c.min("lo", c.x()); c.sum("O", (c.x() - hi * lo) ** 2.0)

@@ -73,8 +73,8 @@ def _one(fn):
     return lambda x: apply(fn, x)
 
 
-exp, log, absv, tanh, sigmoid, sqrt, rsqrt, rnd, exp2, log2, expm1, log1p, ceil, sign, isnan, erf = (
-    _one(f) for f in (Fn.EXP, Fn.LOG, Fn.ABS, Fn.TANH, Fn.SIGMOID, Fn.SQRT, Fn.RSQRT, Fn.ROUND, Fn.EXP2, Fn.LOG2, Fn.EXPM1, Fn.LOG1P, Fn.CEIL,
+exp, log, absv, tanh, sigmoid, sqrt, rsqrt, rnd, exp2, log2, expm1, log1p, ceil, floor, sign, isnan, erf = (
+    _one(f) for f in (Fn.EXP, Fn.LOG, Fn.ABS, Fn.TANH, Fn.SIGMOID, Fn.SQRT, Fn.RSQRT, Fn.ROUND, Fn.EXP2, Fn.LOG2, Fn.EXPM1, Fn.LOG1P, Fn.CEIL, Fn.FLOOR,
                       Fn.SIGN, Fn.ISNAN, Fn.ERF)
 )  # fmt: skip
 

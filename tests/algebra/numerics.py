@@ -109,7 +109,7 @@ def stream(d, g: Grid, tile: int, cuts=()):
     results = {}
     ks = {s.name: min(s.k.size.value, g.length) for s in d.problem.stages if s.k is not None}
     for p in d.passes:
-        sizes = {s.name: ks[s.stage] for s in p.steps if isinstance(s, Accumulator) and s.reducer is Reducer.TOPK}
+        sizes = {s.name: ks[s.stage] for s in p.steps if isinstance(s, Accumulator) and s.k is not None}
         loop = Loop(g, p, results, sizes)
         parts = []
         edges = [0, *cuts, g.length]

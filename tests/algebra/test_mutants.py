@@ -59,7 +59,8 @@ def test_accepted_mutants_are_equivalent():
             total += 1
             if check(m).accepted:
                 accepted += 1
-                if not right_on_fresh_data(m, case):
+                # where every digit cancels on fresh data, the derivation itself is no better
+                if not right_on_fresh_data(m, case) and right_on_fresh_data(d, case):
                     wrong.append((case.name, what))
     assert not wrong
     assert total > 300

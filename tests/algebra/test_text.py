@@ -23,8 +23,8 @@ def test_rebase_shows_the_base_and_its_move_once():
         "M2_n <- M2_n' + sum(1)",
         "s_mean <- s / M2_n    # 0 while M2_n is 0",
         "d <- s_mean - s_mean'",
-        "M2 <- M2' - 2 * d * M2_1' + d**2 * M2_n' + sum((x - s_mean)**2)",
-        "M2_1 <- M2_1' - d * M2_n' + sum(x - s_mean)",
+        "M2 <- M2' - d * (2 * M2_1' - d * M2_n') + sum((x - s_mean)**2)    # kept while M2' is infinite",
+        "M2_1 <- M2_1' - d * M2_n' + sum(x - s_mean)    # kept while M2_1' is infinite",
     ]
     assert "d.a, d.b <- s_mean - s_mean.a, s_mean - s_mean.b" in report("variance", "M2").merge.splitlines()
 

@@ -1,80 +1,13 @@
-"""Lists of the best and their positions: any k, ties, NaN. Positions are exact, the lowest wins among equals."""
+"""Lists of the best and their positions, by compiled C++."""
 
 import pytest
 import torch
 from catalogue import rnd
-from helpers import assert_close
-from native import launch
-from stages import record
-from test_cpu_inputs import schedules
-
-NAN, INF = float("nan"), float("inf")
+from same.order import *  # noqa: F403
+from same.order import exact
 
 
-def ties():
-    return (rnd(6, 50) * 2).round()
-
-
-def special():
-    """NaN in several places, rows of one value only, infinities at both ends."""
-    x = rnd(6, 50)
-    x[0, 7] = x[0, 40] = NAN
-    x[1], x[2, ::3], x[3, 0], x[4] = 1.0, -INF, -INF, -INF
-    x[5, 49] = NAN
-    return x
-
-
-def counted(x):
-    """A first reduction that NaN does not spread through."""
-    return 1.0 + (x > 0).sum(-1, keepdim=True)
-
-
-def exact(fn, x, schedule):
-    """Values within n roundings, positions equal to the oracle's."""
-    regions = record(fn, (x,))
-    assert regions
-    for r in regions:
-        for g, w in zip(launch(r, schedule), r.oracle(), strict=True):
-            if w.is_floating_point():
-                assert torch.equal(g.isnan(), w.isnan())
-                g, w = g.nan_to_num(nan=0.0, posinf=1e9, neginf=-1e9), w.nan_to_num(nan=0.0, posinf=1e9, neginf=-1e9)
-            assert_close(g, w, tolerance=50 * 2.0**-23)
-
-
-@schedules
-@pytest.mark.parametrize("k", [1, 3, 8])
-def test_top_k(schedule, k):
-    exact(lambda x: torch.topk(torch.softmax(x, -1), k, dim=-1), rnd(6, 50), schedule)
-
-
-@schedules
-@pytest.mark.parametrize("k", [1, 3, 8])
-@pytest.mark.parametrize("make", [ties, special])
-def test_top_k_of_equals_and_nan(schedule, k, make):
-    exact(lambda x: torch.topk(x * counted(x), k, dim=-1), make(), schedule)
-
-
-@schedules
-@pytest.mark.parametrize("make", [ties, special])
-@pytest.mark.parametrize("name", ["argmax", "argmin"])
-def test_positions_of_the_best(schedule, make, name):
-    exact(lambda x: getattr(x * counted(x), name)(-1), make(), schedule)
-
-
-@schedules
-def test_more_than_there_are_in_a_segment(schedule):
-    exact(lambda x: torch.topk(torch.softmax(x, -1), 17, dim=-1), rnd(3, 18), schedule)
-
-
-@schedules
-@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16], ids=str)
-def test_dtypes(schedule, dtype):
-    x = (rnd(6, 50) * 2).round().to(dtype)
-    exact(lambda x: torch.topk(x * (x > 0).any(-1, keepdim=True), 5, dim=-1), x, schedule)
-
-
-@schedules
 @pytest.mark.parametrize("dtype", [torch.float64, torch.int64, torch.int32], ids=str)
-def test_numbers_of_other_types(schedule, dtype):
+def test_numbers_of_other_types(kernels, schedule, dtype):
     x = (rnd(6, 50) * 1000).to(dtype)
-    exact(lambda x: torch.topk(x * (x > 0).any(-1, keepdim=True), 5, dim=-1), x, schedule)
+    exact(kernels, lambda x: torch.topk(x * (x > 0).any(-1, keepdim=True), 5, dim=-1), x, schedule)

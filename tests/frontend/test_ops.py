@@ -73,6 +73,8 @@ REDUCTIONS: dict[str, Callable[..., Any]] = {
     "max.dim values only": lambda: (lambda t: t.max(-1).values * 2, T),
     "argmax": lambda: (lambda t: (t.argmax(), t.argmin(1), t.argmax(-1, keepdim=True)), T),
     "topk": lambda: (lambda t: t.topk(3, -1), T),
+    "topk of the smallest": lambda: (lambda t: t.topk(3, -1, largest=False), T),
+    "topk of the smallest one": lambda: (lambda t: t.topk(1, -1, largest=False), T),
     "topk of one": lambda: (lambda t: t.topk(1, -1), T),
     "topk of another dimension": lambda: (lambda t: t.topk(2, 1), T),
     "any and all": lambda: (lambda t: ((t > 0).any(-1), (t > -1).all(), t.bool().any((0, 1))), T),

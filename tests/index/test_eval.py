@@ -72,9 +72,21 @@ def test_topk_takes_nan_first_and_the_lowest_position_among_equals() -> None:
     np.testing.assert_array_equal(values, np.take_along_axis(VALUES, index, -1))
 
 
-def test_topk_of_integers() -> None:
+def test_bottomk_takes_nan_last_and_the_lowest_position_among_equals() -> None:
+    for k in (1, 3, VALUES.shape[-1]):
+        values, index = reduced(Reducer.BOTTOMK, VALUES, k=k)
+        want = torch.sort(torch.from_numpy(VALUES), dim=-1, stable=True)
+        np.testing.assert_array_equal(index, want.indices[:, :k])
+        np.testing.assert_array_equal(values, want.values[:, :k])
+    values, index = reduced(Reducer.BOTTOMK, VALUES)
+    np.testing.assert_array_equal(values, want.values[:, 0])
+    np.testing.assert_array_equal(index, want.indices[:, 0])
+
+
+def test_lists_of_integers() -> None:
     x = np.array([[5, -7, 5, 120]], np.int8)
     assert reduced(Reducer.TOPK, x, DType.INT8, 2)[1].tolist() == [[3, 0]]
+    assert reduced(Reducer.BOTTOMK, x, DType.INT8, 2)[1].tolist() == [[1, 0]]
 
 
 @pytest.mark.parametrize(

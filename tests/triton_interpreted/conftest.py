@@ -5,8 +5,21 @@
 
 import importlib.util
 import os
+from dataclasses import dataclass
+from pathlib import Path
 
 import pytest
+from stages import Recorded
+
+import redfuser
+from redfuser.tile.nodes import Strategy
+from redfuser.tile.strategy import Schedule
+
+SCHEDULES = {
+    "single": Schedule(Strategy.SINGLE, row=4, tile=16),
+    "multi": Schedule(Strategy.MULTI, row=4, tile=16, segments=3),
+    "whole": Schedule(Strategy.WHOLE, row=4),
+}
 
 
 def _reason() -> str:
@@ -58,3 +71,50 @@ def _numbers_of_bfloat16(monkeypatch):
 
     monkeypatch.setattr(builder, "create_dot", create_dot)
     monkeypatch.setattr(builder, "binary_op", binary_op)
+
+
+@pytest.fixture(params=SCHEDULES.values(), ids=SCHEDULES)
+def schedule(request):
+    return request.param
+
+
+@dataclass(frozen=True)
+class Kernels:
+    """What runs a region, with its sources in a directory."""
+
+    directory: Path
+
+    def launcher(self, r: Recorded, schedule: Schedule, wide: bool = False):
+        from printed import launcher
+
+        return launcher(r, schedule, self.directory, wide=wide)
+
+    def launch(self, r: Recorded, schedule: Schedule, wide: bool = False):
+        return self.launcher(r, schedule, wide).prepare(r.sizes)(list(r.inputs.values()))
+
+
+@pytest.fixture
+def kernels(tmp_path):
+    return Kernels(tmp_path)
+
+
+@pytest.fixture
+def fuse():
+    """``redfuser.fuse`` for these kernels."""
+    return lambda fn, **options: redfuser.fuse(fn, backend="triton", tune="off", rest="eager", strict=True, **options)
+
+
+@pytest.fixture
+def launches(monkeypatch):
+    """One entry for every kernel that is interpreted."""
+    from triton.runtime.interpreter import InterpretedFunction
+
+    seen = []
+    run = InterpretedFunction.run
+
+    def noted(self, *args, **kwargs):
+        seen.append(self.__name__)
+        return run(self, *args, **kwargs)
+
+    monkeypatch.setattr(InterpretedFunction, "run", noted)
+    return seen

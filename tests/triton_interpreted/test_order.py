@@ -1,84 +1,17 @@
-"""Lists of the best and their positions: any k, ties, NaN. Positions are exact, the lowest wins among equals."""
+"""Lists of the best and their positions, under Triton's interpreter."""
 
 import pytest
 import torch
 from catalogue import rnd
-from helpers import assert_close
-from printed import launch
+from same.order import *  # noqa: F403
 from stages import record
-from test_inputs import schedules
 
 from redfuser.tile.strategy import Unsupported
 
-NAN, INF = float("nan"), float("inf")
 
-
-def ties():
-    return (rnd(6, 50) * 2).round()
-
-
-def special():
-    """NaN in several places, rows of one value only, infinities at both ends."""
-    x = rnd(6, 50)
-    x[0, 7] = x[0, 40] = NAN
-    x[1], x[2, ::3], x[3, 0], x[4] = 1.0, -INF, -INF, -INF
-    x[5, 49] = NAN
-    return x
-
-
-def counted(x):
-    """A first reduction that NaN does not spread through."""
-    return 1.0 + (x > 0).sum(-1, keepdim=True)
-
-
-def exact(fn, x, schedule, directory):
-    """Values within n roundings, positions equal to the oracle's."""
-    regions = record(fn, (x,))
-    assert regions
-    for r in regions:
-        for g, w in zip(launch(r, schedule, directory), r.oracle(), strict=True):
-            if w.is_floating_point():
-                assert torch.equal(g.isnan(), w.isnan())
-                g, w = g.nan_to_num(nan=0.0, posinf=1e9, neginf=-1e9), w.nan_to_num(nan=0.0, posinf=1e9, neginf=-1e9)
-            assert_close(g, w, tolerance=50 * 2.0**-23)
-
-
-@schedules
-@pytest.mark.parametrize("k", [1, 3, 8])
-def test_top_k(schedule, k, tmp_path):
-    exact(lambda x: torch.topk(torch.softmax(x, -1), k, dim=-1), rnd(6, 50), schedule, tmp_path)
-
-
-@schedules
-@pytest.mark.parametrize("k", [1, 3, 8])
-@pytest.mark.parametrize("make", [ties, special])
-def test_top_k_of_equals_and_nan(schedule, k, make, tmp_path):
-    exact(lambda x: torch.topk(x * counted(x), k, dim=-1), make(), schedule, tmp_path)
-
-
-@schedules
-@pytest.mark.parametrize("make", [ties, special])
-@pytest.mark.parametrize("name", ["argmax", "argmin"])
-def test_positions_of_the_best(schedule, make, name, tmp_path):
-    exact(lambda x: getattr(x * counted(x), name)(-1), make(), schedule, tmp_path)
-
-
-@schedules
-def test_more_than_there_are_in_a_segment(schedule, tmp_path):
-    exact(lambda x: torch.topk(torch.softmax(x, -1), 17, dim=-1), rnd(3, 18), schedule, tmp_path)
-
-
-@schedules
-@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16], ids=str)
-def test_dtypes(schedule, dtype, tmp_path):
-    x = (rnd(6, 50) * 2).round().to(dtype)
-    exact(lambda x: torch.topk(x * (x > 0).any(-1, keepdim=True), 5, dim=-1), x, schedule, tmp_path)
-
-
-@schedules
 @pytest.mark.parametrize("dtype", [torch.float64, torch.int64], ids=str)
-def test_what_does_not_fit_one_integer_with_its_position(schedule, dtype, tmp_path):
+def test_what_does_not_fit_one_integer_with_its_position(kernels, schedule, dtype):
     x = (rnd(6, 50) * 1000).to(dtype)
     (r,) = record(lambda x: torch.topk(x * (x > 0).any(-1, keepdim=True), 5, dim=-1), (x,))
     with pytest.raises(Unsupported, match="do not fit one integer"):
-        launch(r, schedule, tmp_path)
+        kernels.launch(r, schedule)

@@ -1,70 +1,16 @@
 """The product's own path with kernels: ``fuse`` on CPU tensors, under Triton's interpreter."""
 
-import math
-
 import pytest
 import torch
-from catalogue import ONE_PASS, SEVERAL, L, rnd
-from helpers import assert_close, double
-from torch import nn
-from triton.runtime.interpreter import InterpretedFunction
+from catalogue import rnd
+from same.product import *  # noqa: F403
+from same.product import attention
 
-import redfuser
 from redfuser.backends.triton.launch import Launcher
 from redfuser.runtime.engines import TritonEngine
 
-CASES = {c.name: c for c in ONE_PASS + SEVERAL}
-ROUNDING = 2.0**-23
 
-
-@pytest.fixture
-def launches(monkeypatch):
-    """One entry for every kernel that is interpreted."""
-    seen = []
-    run = InterpretedFunction.run
-
-    def noted(self, *args, **kwargs):
-        seen.append(self.__name__)
-        return run(self, *args, **kwargs)
-
-    monkeypatch.setattr(InterpretedFunction, "run", noted)
-    return seen
-
-
-def fuse(fn, **options):
-    return redfuser.fuse(fn, backend="triton", tune="off", rest="eager", strict=True, **options)
-
-
-@pytest.mark.parametrize("strategy", ["auto", "single", "multi", "whole"])
-@pytest.mark.parametrize(
-    "name",
-    ["safe_softmax", "attention", "attention_sink", "cross_entropy", "layernorm_gemm", "topk_of_softmax", "layer_norm",
-     "int8_asymmetric_unrounded", "moment_of_inertia", "softmax_of_zscores", "jensen_shannon", "count_below_mean"],
-)  # fmt: skip
-def test_catalogue(name, strategy, launches):
-    case = CASES[name]
-    args = case.inputs()
-    got = fuse(case.fn, strategy=strategy, **case.options)(*args)
-    eager, want = case.fn(*args), case.fn(*double(args))
-    error = assert_close(eager, want, tolerance=0.1)
-    assert_close(got, want, tolerance=2 * error + L * ROUNDING, like=eager)
-    assert launches
-
-
-def attention(q, k, v):
-    return torch.softmax(q @ k.transpose(-1, -2) / math.sqrt(q.shape[-1]), -1) @ v
-
-
-def test_lengths_change(launches):
-    fused = fuse(attention)
-    for n in (40, 41, 70, 130):
-        q, k, v = rnd(2, 9, 16), rnd(2, n, 16, seed=1), rnd(2, n, 16, seed=2)
-        before = len(launches)
-        assert_close(fused(q, k, v), attention(*double((q, k, v))))
-        assert len(launches) > before, f"{n} keys ran unfused"
-
-
-def test_the_precision_of_dots_changes(monkeypatch):
+def test_the_precision_of_dots_changes(fuse, monkeypatch):
     """The user's setting takes effect in the next call."""
     seen = []
     bind = Launcher.bind
@@ -81,57 +27,6 @@ def test_the_precision_of_dots_changes(monkeypatch):
     assert seen == ["ieee", "tf32"], "each is made ready once"
 
 
-def test_gradients(launches):
-    leaves = [t.requires_grad_() for t in (rnd(2, 9, 16), rnd(2, 40, 16, seed=1), rnd(2, 40, 16, seed=2))]
-    got = torch.autograd.grad(fuse(attention)(*leaves).square().sum(), leaves)
-    wide = [t.detach().double().requires_grad_() for t in leaves]
-    assert_close(got, torch.autograd.grad(attention(*wide).square().sum(), wide))
-    assert launches
-
-
-def test_a_module(launches):
-    class Block(nn.Module):
-        def __init__(self):
-            super().__init__()
-            self.norm, self.out = nn.LayerNorm(32), nn.Linear(32, 24)
-
-        def forward(self, x):
-            y = self.norm(x)
-            return self.out(attention(y, y, y) + x)
-
-    block, x = Block(), rnd(2, 37, 32)
-    with torch.no_grad():
-        got = fuse(block)(x)
-        assert_close(got, block.double()(x.double()))
-    assert launches
-
-
-def test_a_scalar_tensor_among_the_inputs(launches):
-    def tempered(x, t):
-        return torch.softmax(x * t, -1)
-
-    x, t = rnd(5, 60), torch.tensor(0.7)
-    assert_close(fuse(tempered)(x, t), tempered(x.double(), t.double()))
-    assert launches
-
-
-def test_results_are_the_callers_own():
-    fused = fuse(attention)
-    args = rnd(2, 9, 16), rnd(2, 40, 16, seed=1), rnd(2, 40, 16, seed=2)
-    first = fused(*args)
-    kept = first.clone()
-    fused(args[0] + 1, *args[1:])
-    assert torch.equal(first, kept)
-    assert torch.equal(fused(*args), kept), "the same call gives the same bits"
-
-
-def test_nothing_runs_when_asked_what_would(launches):
-    args = rnd(2, 9, 16), rnd(2, 40, 16, seed=1), rnd(2, 40, 16, seed=2)
-    text = str(redfuser.explain(fuse(attention), *args))
-    assert "softmax" in text or "sum" in text
-    assert not launches
-
-
 def best_of_positive(x):
     return torch.topk(x * (x > 0).any(-1, keepdim=True), 3, dim=-1)
 
@@ -143,7 +38,7 @@ def last_of_scaled(x):
 @pytest.mark.parametrize("strategy", ["auto", "single"])
 @pytest.mark.parametrize("dtype", [torch.float64, torch.int64], ids=str)
 @pytest.mark.parametrize("fn", [best_of_positive, last_of_scaled])
-def test_what_has_no_form_in_a_kernel_runs_unfused(fn, dtype, strategy, launches):
+def test_what_has_no_form_in_a_kernel_runs_unfused(fuse, fn, dtype, strategy, launches):
     fused = fuse(fn, strategy=strategy)
     for n in (50, 51, 200):
         x = (rnd(6, n) * 1000).to(dtype)
@@ -151,5 +46,6 @@ def test_what_has_no_form_in_a_kernel_runs_unfused(fn, dtype, strategy, launches
             assert torch.equal(got, want)
     assert not launches
     (cascade,) = fused.analyze(x).cascades
-    assert not cascade.fused and "cuda:90" in cascade.decision.reason
+    assert not cascade.fused and "no tile program runs on cuda:90: " in cascade.decision.reason
+    assert "fit one integer" in cascade.decision.reason or "selected outside" in cascade.decision.reason
     assert "def " not in fused.explain(x).source

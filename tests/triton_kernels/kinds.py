@@ -60,7 +60,7 @@ def _of(k: Kernel) -> Iterator[str]:
             case Reduce() if s.over in ranks:
                 yield "lists reduced"
             case Select():
-                yield _list(s)
+                yield from _list(s)
             case Read() if any(s.clip):
                 yield "clipped reads"
             case Read() if any(True for i in s.index for _ in i.gathers()):
@@ -71,13 +71,16 @@ def _of(k: Kernel) -> Iterator[str]:
                 pass
 
 
-def _list(s: Select) -> str:
+def _list(s: Select) -> Iterator[str]:
+    if s.reducer is Reducer.BOTTOMK:
+        yield "NaN comes last"
     if s.k is None:
-        return f"position of the {'largest' if s.reducer is Reducer.ARGMAX else 'smallest'}"
+        yield f"position of the {'largest' if s.reducer is Reducer.ARGMAX else 'smallest'}"
+        return
     n = s.k.size
     size = n if isinstance(n, int) else n.value
     assert size is not None
-    return "list of a power of two" if size & (size - 1) == 0 else "list of no power of two"
+    yield "list of a power of two" if size & (size - 1) == 0 else "list of no power of two"
 
 
 def _loop(s: Loop) -> Iterator[str]:

@@ -260,7 +260,8 @@ def _lost_between(s: Stage, e: Array) -> Array:
     """An infinite result against an infinite element is NaN; an extremum that keeps only its key sees it at the extreme
     element alone.
     """
-    if s.reducer not in (Reducer.MAX, Reducer.MIN, Reducer.ARGMAX, Reducer.ARGMIN, Reducer.TOPK) or e.dtype == np.bool_:
+    extremum = s.reducer in (Reducer.MAX, Reducer.MIN) or s.reducer.has_index
+    if not extremum or e.dtype == np.bool_:
         return np.zeros((1,) * e.ndim, dtype=np.bool_)
     lost = np.isnan(e)
     return np.asarray(lost.any(-1, keepdims=True) & ~lost.all(-1, keepdims=True))
@@ -292,7 +293,7 @@ def _measure_noise(p: Problem, g: Grid, want: Definition, rng: np.random.Generat
 
 
 def _k(s: Stage, g: Grid) -> int:
-    return 1 if s.k is None else min(s.k.size.value or 2, g.length)
+    return 1 if s.k is None else g.slots(s.k)
 
 
 def _run(d: Derivation, g: Grid, rng: np.random.Generator) -> State:
@@ -300,7 +301,7 @@ def _run(d: Derivation, g: Grid, rng: np.random.Generator) -> State:
     results: State = {}
     ks = {s.name: _k(s, g) for s in d.problem.stages}
     for p in d.passes:
-        sizes = {s.name: ks[s.stage] for s in p.steps if isinstance(s, Accumulator) and s.reducer is Reducer.TOPK}
+        sizes = {s.name: ks[s.stage] for s in p.steps if isinstance(s, Accumulator) and s.k is not None}
         loop = Loop(g, p, results, sizes)
         cuts = [0, *sorted(int(c) for c in rng.integers(0, g.length + 1, 4)), g.length]
         parts = []

@@ -44,9 +44,15 @@ class Grid:
     def along(self, axis: Axis, span: slice) -> Array:
         if axis is self.axis:
             return np.arange(self.length, dtype=np.float64)[span].reshape((1,) * (self.rank - 1) + (-1,))
+        if axis not in self.dims:  # the slots of a list
+            return np.arange(self.slots(axis), dtype=np.float64).reshape((1,) * (self.rank - 1) + (-1,))
         shape = [1] * self.rank
         shape[self.dims[axis]] = -1
         return self.coordinates[axis].reshape(shape)
+
+    def slots(self, k: Axis) -> int:
+        """The length of a list."""
+        return min(k.size.value or 2, self.length)
 
     def integer(self, e: Int, span: slice) -> Array:
         total: Array = np.zeros((1,) * self.rank)
@@ -169,15 +175,17 @@ class Evaluator:
 
 # -- reducers --------------------------------------------------------------------------------------------------------
 def identity(r: Reducer, k: int, dtype: DType, grid: Grid) -> Indexed:
-    shape = (1,) * (grid.rank - 1) + (k if r is Reducer.TOPK else 1,)
+    shape = (1,) * (grid.rank - 1) + (k if r.is_list else 1,)
     kind = np.bool_ if r in (Reducer.ANY, Reducer.ALL) else grid.real
     return np.full(shape, r.identity(dtype).value, kind), (np.full(shape, np.inf) if r.has_index else None)
 
 
-def _ranked(v: Array, i: Array, k: int, largest: bool) -> Indexed:
-    """The first k by value (NaN before all), ties by position."""
-    key = -v if largest else v
-    order = np.lexsort((i, np.where(np.isnan(key), 0.0, key), ~np.isnan(key)), axis=-1)[..., :k]
+def _ranked(v: Array, i: Array, k: int, r: Reducer) -> Indexed:
+    """The first k by value (NaN before all, or for BOTTOMK after all), ties by position."""
+    key = v if r in (Reducer.ARGMIN, Reducer.BOTTOMK) else -v
+    lost = np.isnan(key)
+    late = lost if r is Reducer.BOTTOMK else ~lost
+    order = np.lexsort((i, np.where(lost, 0.0, key), late), axis=-1)[..., :k]
     return np.take_along_axis(v, order, -1), np.take_along_axis(i, order, -1)
 
 
@@ -203,7 +211,7 @@ def reduce(r: Reducer, parts: list[Indexed], k: int) -> Indexed:
         case Reducer.LOGSUMEXP:
             return np.asarray(logsumexp(v)[..., None], dtype=v.dtype), None
     at = [np.broadcast_to(p[1], (*shape, p[1].shape[-1])) for p in parts if p[1] is not None]
-    return _ranked(v, np.concatenate(at, -1), k if r is Reducer.TOPK else 1, r is not Reducer.ARGMIN)
+    return _ranked(v, np.concatenate(at, -1), k if r.is_list else 1, r)
 
 
 # -- the derived loop ------------------------------------------------------------------------------------------------

@@ -14,13 +14,17 @@ from redfuser.index.expr import (
     DType,
     Expr,
     Fn,
+    Load,
     Part,
     Ref,
+    children,
     const,
     dtype_of,
+    position,
     ref,
     transform,
 )
+from redfuser.index.ints import as_int
 from redfuser.index.nodes import Reducer
 from redfuser.index.refusals import RefusalKind
 
@@ -60,7 +64,7 @@ def extreme(s: State, stage: Stage) -> None:
            f"h is {m.shape.value} in the key")  # fmt: skip
     order = _AS_ORDER.get(reducer, reducer)
     if m.shape in (Shape.UP, Shape.DOWN):
-        if m.shape is Shape.DOWN and reducer is Reducer.TOPK:
+        if m.shape is Shape.DOWN and reducer.is_list:
             raw = build.neg(m.key)
             m = Ordered(raw, m.apply(build.neg(ref("?", dtype_of(raw)))), Shape.UP, m.weak)
         chosen = order if m.shape is Shape.UP else _OPPOSITE[order]
@@ -123,10 +127,36 @@ def _read_keys(s: State, stage: Stage, acc: Ref, m: Ordered | None = None) -> No
     index: Expr | None = None
     if stage.reducer.has_index:
         index = ref(acc.name, DType.INT64, part=Part.INDEX)
+        lost = None if m is None else _all_nan(s, m)
+        if lost is not None:
+            index = build.where(lost, _lowest(stage), index)
         at = (stage.name, Part.INDEX)
         s.inner_exprs[at] = s.raw_exprs[at] = index
         s.reader.values[at] = s.reader.opaque(index, D, NONNEG, f"{acc.name}.index")
     s.reads.append(Read(stage.name, s.raw_exprs[key], index))
+
+
+def _all_nan(s: State, m: Ordered) -> Expr | None:
+    """The test that a result in the map is NaN: then so is every element, though the keys differ."""
+    tests = [Apply(Fn.ISNAN, (x,), DType.BOOL) for x in dict.fromkeys(_raw_expr(s, x) for x in _results(s, m.read))]
+    out: Expr | None = None
+    for t in tests:
+        out = t if out is None else build.logic(Fn.OR, out, t)
+    return out
+
+
+def _results(s: State, e: Expr) -> list[Expr]:
+    """The earlier results whose NaN makes e NaN."""
+    if isinstance(e, Load):
+        return [e] if s.reader.is_state(e) and e.dtype.is_float else []
+    if isinstance(e, Apply) and (e.fn is Fn.WHERE or e.dtype is DType.BOOL):
+        return []
+    return [x for a in children(e) for x in _results(s, a)]
+
+
+def _lowest(stage: Stage) -> Expr:
+    """The positions of equal elements: the first ones, in order."""
+    return const(0, DType.INT64) if stage.k is None else position(as_int(stage.k))
 
 
 def _read_both(s: State, stage: Stage, m: Ordered, high: Ref, low: Ref, largest: bool) -> None:

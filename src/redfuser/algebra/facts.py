@@ -99,14 +99,22 @@ class Facts:
         t = self.t
         for a in x.addends:
             k, r = t.split(a)
-            if r.op not in ("max", "min"):
+            found = [f for f in r.factors if f.op in ("max", "min")]
+            others = t.mul(*[f for f in r.factors if f not in found])
+            if len(found) != 1 or not others.nonneg:
                 continue
-            rest = t.sub(x, a)
-            cases = [t.add(rest, t.scale(k, q)) for q in r.args]
-            enough_one = (r.op == "max") == (k > 0)
+            rest, (m,) = t.sub(x, a), found
+            enough_one = (m.op == "max") == (k > 0)
+            choices = (*m.args, *self._known_parts(m)) if enough_one else m.args
+            cases = (t.add(rest, t.scale(k, t.mul(others, q))) for q in choices)
             if (any if enough_one else all)(self._prove(c, depth - 1) for c in cases):
                 return True
         return False
+
+    def _known_parts(self, m: Term) -> list[Term]:
+        """Extrema over some of the arguments of m that a fact is about."""
+        found = {f for known in self.known for a in known.addends for f in a.factors if f.op == m.op}
+        return [f for f in sorted(found, key=lambda f: f.id) if set(f.args) < set(m.args)]
 
     def _by_fact(self, x: Term, depth: int) -> bool:
         rests = {self.t.split(a)[1] for a in x.addends}

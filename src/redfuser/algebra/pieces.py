@@ -20,6 +20,7 @@ if TYPE_CHECKING:
     from redfuser.algebra.separate import Separator
 
 WIDE = frozenset({DType.BFLOAT16, DType.FLOAT32, DType.FLOAT64})
+LIMITS = {DType.FLOAT16: 65504, DType.FLOAT8_E4M3: 448, DType.FLOAT8_E5M2: 57344}  # the largest numbers of the others
 
 
 def general_power(s: Separator, e: Apply, strict: bool) -> list[Group]:
@@ -272,6 +273,7 @@ def cast(s: Separator, e: Cast, strict: bool) -> list[Group]:
     note = f"rounding to {e.dtype.value} commutes with the scale up to one rounding"
     if free:
         note = f"rounding to {e.dtype.value} commutes exactly with a power of two, subnormals aside"
+    ranged = () if e.dtype in WIDE else _range_notes(s, e)
     if len(groups) > 1:
         return groups
     g = groups[0]
@@ -279,7 +281,48 @@ def cast(s: Separator, e: Cast, strict: bool) -> list[Group]:
         return [replace(g, core=Cast(g.core, e.dtype), notes=(*g.notes, note), pin=None)]
     if poly.coordinates(g.terms) or s.gated(g):
         return [g]
-    return [Group(g.scale, e, g.terms, g.scale, (*g.notes, note))]
+    return [Group(g.scale, e, g.terms, g.scale, (*g.notes, note, *ranged))]
+
+
+def _range_notes(s: Separator, e: Cast) -> tuple[str, ...]:
+    """What must hold for a cast at a running scale not to cut off what the final scale would not: nothing where an
+    earlier result bounds the element on every prefix. Eight bits are left too easily to take it for granted."""
+    limit = LIMITS[e.dtype]
+    if within(s, e.arg, limit):
+        return ()
+    if e.dtype is not DType.FLOAT16:
+        raise Refused(
+            RefusalKind.ROUNDING,
+            f"{s.name(e.arg)} may be larger than {limit}, the largest number of {e.dtype.value}, before the last "
+            f"element, where {s.which(e)} is not final; what is cut off there does not come back when the scale moves",
+            "scale by the largest absolute value of the same elements, or keep the extra pass",
+        )
+    return (f"{s.name(e.arg)} stays within {limit}, the largest number of {e.dtype.value}, at every running scale",)
+
+
+def within(s: Separator, e: Expr, limit: int) -> bool:
+    """True when |e| <= limit for every element and on every prefix, by what the earlier results are."""
+    t = s.t
+    x, room = t.mul(*[_at_most(t, f) for f in s.r.term(e).factors]), t.const(limit)
+    sides = t.sub(room, x), t.add(room, x)
+    return s.facts.nonneg(t.sub(room, t.abs(x))) or all(s.facts.nonneg(side) for side in sides)
+
+
+def _at_most(t: Arena, f: Term) -> Term:
+    """A factor, powers of two rounded down taken as they were before the rounding, which is no less."""
+    if f.op != "exp":
+        return f
+    up = [_unrounded(t, a) for a in f.args[0].addends]
+    return t.exp(t.add(*up))
+
+
+def _unrounded(t: Arena, a: Term) -> Term:
+    """k * floor(z) with k > 0 and k * ceil(z) with k < 0 are at most k * z."""
+    k, r = t.split(a)
+    down = "floor" if k > 0 else "ceil"
+    table = {f: f.args[0] for f in r.factors if f.op == "fn" and f.label == down}
+    others = t.mul(*[f for f in r.factors if f not in table])
+    return t.substitute(a, table) if len(table) == 1 and others.nonneg else a
 
 
 def bounded(s: Separator, g: Group) -> bool:

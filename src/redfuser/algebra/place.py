@@ -26,6 +26,9 @@ def place(s: State, stage: Stage) -> None:
     match stage.reducer:
         case Reducer.SUM:
             value = SumPlacer(s, stage).place()
+            body = s.reader.term(stage.body)
+            if body.nonneg:  # a sum is at least each of its elements
+                s.facts.learn(s.t.sub(value, body))
         case Reducer.PROD:
             value = product(s, stage)
         case Reducer.LOGSUMEXP:

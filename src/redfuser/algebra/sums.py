@@ -23,6 +23,7 @@ from redfuser.index.expr import (
     Const,
     DType,
     Expr,
+    Fn,
     Ref,
     const,
     dtype_of,
@@ -33,6 +34,7 @@ from redfuser.index.nodes import Reducer
 from redfuser.index.refusals import RefusalKind
 
 Index = tuple[int, ...]
+Part = tuple[Fraction, Expr]  # a number times a moment
 
 
 class SumPlacer:
@@ -234,11 +236,13 @@ class GroupPlacer(Scaled):
         steps = [build.sub(p.base, old(p.base)) if isinstance(p.base, Ref) else None for p in placed]
         value = self._shifted(a, steps, jets, Fraction(k), before=True)
         state = ref(own.name, self.dtype, old=True)
-        correction = value
+        correction, kept = value, None if value is None else _infinite(state)
         if self.factor is not None:
-            correction = build.mul(value if value is not None else state, self.factor)
-            if self.idle is not None:
-                correction = build.where(old(self.idle), state, correction)
+            correction = build.mul(state if value is None else value, self.factor)
+            idle = None if self.idle is None else old(self.idle)
+            kept = build.logic(Fn.OR, idle, kept) if idle is not None and kept is not None else idle or kept
+        if correction is not None and kept is not None:
+            correction = build.where(kept, state, correction)
         s.taken.discard(own.name)
         role = "result" if not any(a) else "moment " + "".join(map(str, a))
         acc = s.accumulate(self.stage, own.name, Reducer.SUM, e, self.dtype, role, sign, correction)
@@ -252,26 +256,19 @@ class GroupPlacer(Scaled):
         self, a: Index, deltas: list[Expr | None], jets: dict[Index, tuple[float, Ref]], unit: Fraction, before: bool
     ) -> Expr | None:
         """Taylor: sum over b of delta^b / b! * moment(a + b), over the moment's own unit; None where nothing moves."""
-        out: Expr | None = None
-        moved = False
+        parts: dict[Index, Part] = {}
         for b, (k, state) in jets.items():
             gap = tuple(x - y for x, y in zip(b, a, strict=True))
             if any(n < 0 for n in gap) or any(n and d is None for n, d in zip(gap, deltas, strict=True)):
                 continue
-            c, term = Fraction(k) / unit, (old(state) if before else state)
-            factor: Expr | None = None
-            for n, d in zip(gap, deltas, strict=True):
-                if n and d is not None:
-                    c /= factorial_of(n)
-                    f = d if n == 1 else build.mul(d, d) if n == 2 else build.power(d, n)
-                    factor = f if factor is None else build.mul(factor, f)
-            moved = moved or factor is not None
-            e = build.cast(term, self.dtype)
-            e = e if factor is None else build.mul(factor, e)
-            minus = c < 0 and out is not None
-            e = build.mul(const(float(abs(c) if minus else c), self.dtype), e)
-            out = e if out is None else build.sub(out, e) if minus else build.add(out, e)
-        return out if moved else None
+            c = Fraction(k) / unit
+            for n in gap:
+                c /= factorial_of(n)
+            parts[gap] = c, build.cast(old(state) if before else state, self.dtype)
+        if not any(any(gap) for gap in parts):
+            return None
+        sign, out = _nested(parts, deltas)
+        return out if sign > 0 else build.neg(out)
 
     def _raw_moment(
         self, v: Term, main: Ref, cs: list[Term], placed: list[coordinates.Placed], jets: dict[Index, tuple[float, Ref]]
@@ -283,7 +280,7 @@ class GroupPlacer(Scaled):
         offsets = [self._polish(c, p) or p.offset for c, p in zip(cs, placed, strict=True)]
         value = self._shifted(zero, offsets, jets, Fraction(1), before=False)
         if value is not None:
-            s.raw_values[v] = value
+            s.raw_values[v] = build.where(_infinite(main), main, value)
         if self.poison is not None:  # a shift that is not finite and cancels out must still show
             s.fixes[v] = s.own_factor(self.poison)
         elif self.fix is not None:
@@ -306,3 +303,38 @@ class GroupPlacer(Scaled):
             if k is not None:
                 return build.div(build.mul(const(float(k), self.dtype), s.ref_of(e.state)), build.cast(n, self.dtype))
         return None
+
+
+def _infinite(moment: Expr) -> Expr:
+    """A moment that overflowed stays as it is: no shift brings it back, and inf - inf would hide it."""
+    return build.equal(build.unary(Fn.ABS, moment), const(float("inf"), dtype_of(moment)))
+
+
+def _nested(parts: dict[Index, Part], deltas: list[Expr | None]) -> tuple[int, Expr]:
+    """A sign, and what it stands before: sum of delta^n * c * moment over ``parts``, one multiplication at a time.
+
+    A power of delta is never formed: it may overflow where the moment is 0 (nothing was accumulated), or where the
+    product does not.
+    """
+    if not deltas:
+        ((c, moment),) = parts.values()
+        return (1 if c > 0 else -1), build.mul(const(float(abs(c)), dtype_of(moment)), moment)
+    *others, d = deltas
+    degree = max(gap[-1] for gap in parts)
+    sign, out = 1, None
+    for n in range(degree, -1, -1):
+        if out is not None:
+            assert d is not None
+            out = build.mul(d, out)
+        here = {gap[:-1]: part for gap, part in parts.items() if gap[-1] == n}
+        if here:
+            sign, out = _joined((sign, out), _nested(here, others))
+    assert out is not None
+    return sign, out
+
+
+def _joined(higher: tuple[int, Expr | None], own: tuple[int, Expr]) -> tuple[int, Expr]:
+    (s, a), (t, b) = higher, own
+    if a is None:
+        return own
+    return t, build.add(b, a) if s == t else build.sub(b, a)

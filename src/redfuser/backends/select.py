@@ -70,47 +70,51 @@ def combine(reducer: Reducer, a: Tensor, b: Tensor) -> Tensor:
 def best(x: Tensor, dim: int, start: int, reducer: Reducer, k: tuple[int, int] | None) -> Best:
     """The best along a dimension and where: positions count from ``start``.
 
-    For top-k, ``k`` is the dimension and the length of the list.
+    For lists, ``k`` is the dimension and the length of the list.
     """
     if k is None:
-        keys = x.to(torch.uint8) if x.dtype is torch.bool else x.to(torch.float32) if _narrow(x) else x
-        at = (
-            torch.argmax(keys, dim, keepdim=True)
-            if reducer is Reducer.ARGMAX
-            else torch.argmin(keys, dim, keepdim=True)
-        )
-        return torch.gather(x, dim, at), at + start
+        return _one(x, dim, start, reducer)
     k_dim, count = k
     have = min(count, x.shape[dim])
-    values, at = _highest(x, dim, have)
+    values, at = _first(x, dim, have, reducer is Reducer.TOPK)
     at = at + start
     if have < count:
         shape = list(values.shape)
         shape[dim] = count - have
-        values = torch.cat([values, values.new_full(shape, _lowest(x))], dim)
+        values = torch.cat([values, values.new_full(shape, _worst(x, reducer))], dim)
         at = torch.cat([at, at.new_full(shape, NO_POSITION.value)], dim)
     return values.transpose(dim, k_dim), at.transpose(dim, k_dim)
 
 
-def _highest(x: Tensor, dim: int, count: int) -> Best:
-    """The highest ``count`` in the order of Select; by sorting only where a tie decides which are in."""
+def _one(x: Tensor, dim: int, start: int, reducer: Reducer) -> Best:
+    if reducer is Reducer.BOTTOMK:
+        values, at = _first(x, dim, 1, False)
+        return values, at + start
+    keys = x.to(torch.uint8) if x.dtype is torch.bool else x.to(torch.float32) if _narrow(x) else x
+    at = (torch.argmax if reducer is Reducer.ARGMAX else torch.argmin)(keys, dim, keepdim=True)
+    return torch.gather(x, dim, at), at + start
+
+
+def _first(x: Tensor, dim: int, count: int, largest: bool) -> Best:
+    """The first ``count`` in the order of Select; by sorting only where a tie decides which are in."""
     if 2 * count < x.shape[dim] and x.dtype is not torch.bool:
-        values, at = torch.topk(x, count + 1, dim)
-        if bool((values.narrow(dim, count - 1, 1) > values.narrow(dim, count, 1)).all()):
-            return _ordered(values.narrow(dim, 0, count), at.narrow(dim, 0, count), dim)
-    values, at = torch.sort(x, dim=dim, descending=True, stable=True)
+        values, at = torch.topk(x, count + 1, dim, largest)
+        last, next_ = values.narrow(dim, count - 1, 1), values.narrow(dim, count, 1)
+        if bool((last > next_ if largest else last < next_).all()):
+            return _ordered(values.narrow(dim, 0, count), at.narrow(dim, 0, count), dim, largest)
+    values, at = torch.sort(x, dim=dim, descending=largest, stable=True)
     return values.narrow(dim, 0, count), at.narrow(dim, 0, count)
 
 
-def _ordered(values: Tensor, at: Tensor, dim: int) -> Best:
-    """A list by value, equals by position."""
+def _ordered(values: Tensor, at: Tensor, dim: int, largest: bool) -> Best:
+    """A list by value (NaN is the largest), equals by position."""
     at, order = torch.sort(at, dim=dim, stable=True)
-    values, second = torch.sort(torch.gather(values, dim, order), dim=dim, descending=True, stable=True)
+    values, second = torch.sort(torch.gather(values, dim, order), dim=dim, descending=largest, stable=True)
     return values, torch.gather(at, dim, second)
 
 
 def merge(a: Best, b: Best, reducer: Reducer, k: tuple[int, int] | None) -> Best:
-    """The best of two, in the order of Select: NaN first, then by value, equals by position."""
+    """The best of two, in the order of Select: by value, equals by position."""
     if k is None:
         return _merge_one(a, b, reducer)
     k_dim, count = k
@@ -120,7 +124,7 @@ def merge(a: Best, b: Best, reducer: Reducer, k: tuple[int, int] | None) -> Best
         shape[k_dim] = count
         lists.append((values.expand(shape), at.expand(shape)))
     values, at = (torch.cat([lists[0][n], lists[1][n]], k_dim) for n in (0, 1))
-    values, at = _ordered(values, at, k_dim)
+    values, at = _ordered(values, at, k_dim, reducer is Reducer.TOPK)
     return values.narrow(k_dim, 0, count), at.narrow(k_dim, 0, count)
 
 
@@ -130,7 +134,7 @@ def _merge_one(a: Best, b: Best, reducer: Reducer) -> Best:
     same = x == y
     if x.dtype.is_floating_point:
         x_nan, y_nan = torch.isnan(x), torch.isnan(y)
-        better = better | (y_nan & ~x_nan)
+        better = better | (x_nan & ~y_nan if reducer is Reducer.BOTTOMK else y_nan & ~x_nan)
         same = same | (x_nan & y_nan)
     take = better | (same & (j < i))
     return torch.where(take, y, x), torch.where(take, j, i)
@@ -140,6 +144,6 @@ def _narrow(x: Tensor) -> bool:
     return x.dtype.is_floating_point and x.dtype.itemsize < 2
 
 
-def _lowest(x: Tensor) -> float | int | bool:
+def _worst(x: Tensor, reducer: Reducer) -> float | int | bool:
     dtype = next(d for d, t in TORCH.items() if t is x.dtype)
-    return Reducer.TOPK.identity(dtype).value
+    return reducer.identity(dtype).value

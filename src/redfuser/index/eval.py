@@ -256,9 +256,9 @@ def reduce_last(x: Array, d: Reduce, k: int | None = None) -> dict[Part, Array]:
             case Reducer.ARGMAX | Reducer.ARGMIN:
                 at = x.argmax(-1) if d.reducer is Reducer.ARGMAX else x.argmin(-1)
                 return {Part.VALUE: np.take_along_axis(x, at[..., None], -1)[..., 0], Part.INDEX: at.astype(np.int64)}
-            case Reducer.TOPK:
-                assert k is not None
-                return _topk(x, k)
+            case Reducer.TOPK | Reducer.BOTTOMK:
+                found = _best(x, k or 1, d.reducer is Reducer.TOPK)
+                return found if d.k is not None else {part: v[..., 0] for part, v in found.items()}
 
 
 def logsumexp(x: Array) -> Array:
@@ -269,11 +269,13 @@ def logsumexp(x: Array) -> Array:
     return np.where(np.isinf(top), top, total)
 
 
-def _topk(x: Array, k: int) -> dict[Part, Array]:
-    """Largest first; NaN above everything; the lowest position first among equals."""
+def _best(x: Array, k: int, largest: bool) -> dict[Part, Array]:
+    """Largest (or smallest) first; NaN above everything; the lowest position first among equals."""
+    sign = -1 if largest else 1
     if numpy_dtype(DType.FLOAT64) == x.dtype:
-        order = np.lexsort((-np.nan_to_num(x, nan=0.0, posinf=np.inf, neginf=-np.inf), ~np.isnan(x)), axis=-1)
+        lost = np.isnan(x)
+        order = np.lexsort((sign * np.where(lost, 0.0, x), sign * lost), axis=-1)
     else:
-        order = np.argsort(-x.astype(np.int64), axis=-1, kind="stable")
+        order = np.argsort(sign * x.astype(np.int64), axis=-1, kind="stable")
     at = order[..., :k]
     return {Part.VALUE: np.take_along_axis(x, at, -1), Part.INDEX: at.astype(np.int64)}

@@ -10,6 +10,7 @@ names its outputs. It is pure: no strides, no memory, no schedule.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator
 from dataclasses import dataclass
 from enum import Enum
@@ -42,13 +43,23 @@ class Reducer(Name):
     ANY = "any"
     ALL = "all"
     TOPK = "topk"
+    BOTTOMK = "bottomk"
     ARGMAX = "argmax"
     ARGMIN = "argmin"
     LOGSUMEXP = "logsumexp"
 
     @property
     def has_index(self) -> bool:
-        return self in (Reducer.TOPK, Reducer.ARGMAX, Reducer.ARGMIN)
+        return self.is_list or self in (Reducer.ARGMAX, Reducer.ARGMIN)
+
+    @property
+    def is_list(self) -> bool:
+        """The k largest or smallest, in order."""
+        return self in (Reducer.TOPK, Reducer.BOTTOMK)
+
+    def takes(self, k: Axis | None) -> bool:
+        """Lists have k. Without it BOTTOMK is a list of one: the smallest, NaN being the largest."""
+        return self.is_list if k is not None else self is not Reducer.TOPK
 
     def identity(self, dtype: DType) -> Const:
         """e with ``e (reducer) x == x``: the value that changes nothing, and what a reduction starts from."""
@@ -63,6 +74,8 @@ class Reducer(Name):
                 return const(True, dtype)
             case Reducer.MIN | Reducer.ARGMIN:
                 return const(dtype.highest, dtype)
+            case Reducer.BOTTOMK:  # NaN counts as the largest of all
+                return const(math.nan if dtype.is_float else dtype.highest, dtype)
             case _:
                 return const(dtype.lowest, dtype)
 
@@ -117,10 +130,11 @@ class Reduce:
     """name[axes] = reducer over ``over`` of body.
 
     ``dtype`` is the dtype of the result when it is stored; the running value is kept in ``accumulator``.
-    TOPK has one more, trailing axis in its result (length ``k``), and its loads carry one more index; TOPK, ARGMAX and
-    ARGMIN have a second component, the position along ``over`` (Part.INDEX, int64). Ties: the lowest position wins.
+    TOPK, and BOTTOMK with ``k``, have one more, trailing axis in their result (length ``k``), and their loads carry one
+    more index; they, ARGMAX and ARGMIN have a second component, the position along ``over`` (Part.INDEX, int64). Ties: the
+    lowest position wins.
     Empty reductions give the identity: 0, -inf, +inf, 1, False, True, -inf for LOGSUMEXP.
-    NaN: MAX, MIN, ARGMAX, ARGMIN and TOPK treat NaN as the winner, as PyTorch does.
+    NaN: MAX, MIN, ARGMAX, ARGMIN and TOPK treat NaN as the winner, BOTTOMK as the last, as PyTorch does.
     """
 
     name: str

@@ -6,7 +6,7 @@ from collections.abc import Iterator
 
 from redfuser.index.expr import COMPARISONS, Apply, DType, Expr, Fn, Load, Part, Ref, dtype_of, free_axes, walk
 from redfuser.index.ints import Axis
-from redfuser.index.nodes import Definition, Input, Map, Program, Reduce, Reducer
+from redfuser.index.nodes import Definition, Input, Map, Program, Reduce
 
 _BINARY = (
     Fn.ADD, Fn.SUB, Fn.MUL, Fn.DIV, Fn.FLOORDIV, Fn.REMAINDER, Fn.POW, Fn.MAXIMUM, Fn.MINIMUM, Fn.AND, Fn.OR, Fn.XOR,
@@ -48,8 +48,8 @@ def _definition(d: Definition, known: dict[str, Input | Definition]) -> Iterator
         if scope & set(d.over):
             yield f"{d.name}: an axis is both kept and reduced"
         scope |= set(d.over)
-        if (d.k is not None) != (d.reducer is Reducer.TOPK):
-            yield f"{d.name}: exactly top-k has k"
+        if not d.reducer.takes(d.k):
+            yield f"{d.name}: exactly lists have k"
         if d.reducer.has_index and len(d.over) != 1:
             yield f"{d.name}: {d.reducer} reduces one axis"
     loose = free_axes(d.body) - scope

@@ -144,9 +144,11 @@ class TritonEngine:
         c = cost(region, sizes)
         if options.strategy is Strategy.UNFUSED:
             return Decision(Strategy.UNFUSED, None, c, "the option strategy says so")
-        first = next(self._candidates(region, derivation, sizes, options), None)
+        dropped: list[str] = []
+        first = next(self._candidates(region, derivation, sizes, options, dropped), None)
         if first is None:
-            return Decision(Strategy.UNFUSED, None, c, f"no tile program fits {self.target}")
+            why = dropped[0] if dropped else "no schedule is known for these lengths"
+            return Decision(Strategy.UNFUSED, None, c, f"no tile program runs on {self.target}: {why}")
         why = (
             "the option strategy says so"
             if options.strategy is not Strategy.AUTO
@@ -157,13 +159,15 @@ class TritonEngine:
     def candidates(self, region: Region, derivation: Derivation, sizes: Sizes, options: Options) -> Sequence[Schedule]:
         return list(self._candidates(region, derivation, sizes, options))
 
-    def _candidates(self, region: Region, derivation: Derivation, sizes: Sizes, options: Options) -> Iterator[Schedule]:
+    def _candidates(
+        self, region: Region, derivation: Derivation, sizes: Sizes, options: Options, dropped: list[str] | None = None
+    ) -> Iterator[Schedule]:
         from redfuser.backends.triton.candidates import candidates
         from redfuser.backends.triton.resources import machine
 
         return candidates(
             region, derivation, sizes, machine(self.target),
-            strategy=options.strategy, tile=options.tile, segments=options.segments,
+            strategy=options.strategy, tile=options.tile, segments=options.segments, precision=self.mode, dropped=dropped,
         )  # fmt: skip
 
     def launcher(self, program: Program, schedule: Schedule) -> Launcher:
@@ -199,10 +203,10 @@ class TritonEngine:
         return self.launcher(program, schedule).prepare(dict(sizes))
 
     def listing(self, program: Program, schedule: Schedule, why: str, subject: Callable[[], Subject]) -> Listing | None:
-        from redfuser.backends.triton.candidates import printable
+        from redfuser.backends.triton.candidates import obstacle
         from redfuser.backends.triton.resources import machine
 
-        if not printable(program, machine(self.target)):
+        if obstacle(program, machine(self.target)):
             return None
 
         def write(listings: Sequence[Listing]) -> str:

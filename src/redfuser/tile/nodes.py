@@ -214,8 +214,8 @@ class Reduce:
 class Select:
     """out, index = the best of arg along ``over`` and its position; k of them, best first, when ``k`` is an axis.
 
-    NaN is the best of all; among equals the lowest position comes first. Slots that are left over hold the identity and
-    the highest position.
+    NaN is the best of all, or for BOTTOMK the last; among equals the lowest position comes first. Slots that are left over
+    hold the identity and the highest position.
     """
 
     out: Value

@@ -10,7 +10,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 
 from redfuser.algebra.nodes import Accumulator, Derivation, Step
-from redfuser.index.expr import Expr, Load, Ref, dtype_of, loads, substitute, walk
+from redfuser.index.expr import DType, Expr, Load, Ref, dtype_of, loads, substitute, walk
 from redfuser.index.ints import Axis, as_int
 from redfuser.index.nodes import Reducer
 from redfuser.regions.nodes import Region
@@ -21,6 +21,7 @@ from redfuser.tile.spans import span_of
 from redfuser.tile.strategy import Schedule
 
 Spans = tuple[frozenset[Axis], frozenset[Axis]]
+Dot = tuple[Spans, tuple[DType, DType]]
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,6 +44,11 @@ def state_axes(d: Derivation) -> dict[str, frozenset[Axis]]:
 
 def operand_spans(region: Region, d: Derivation) -> Iterator[Spans]:
     """The axes of the two operands of every dot, those of producers included."""
+    return (spans for spans, _ in operands(region, d))
+
+
+def operands(region: Region, d: Derivation) -> Iterator[Dot]:
+    """The axes and the dtypes of the two operands of every dot, those of producers included."""
     state = state_axes(d)
     producers = {p.name: p for p in region.producers}
     seen: set[Load] = set()
@@ -50,7 +56,7 @@ def operand_spans(region: Region, d: Derivation) -> Iterator[Spans]:
     def span(e: Expr) -> frozenset[Axis]:
         return span_of(e, lambda r: state.get(r.name, frozenset()))
 
-    def inside(e: Expr) -> Iterator[Spans]:
+    def inside(e: Expr) -> Iterator[Dot]:
         for x in loads(e):
             p = producers.get(x.source)
             if p is None or x in seen:
@@ -59,12 +65,12 @@ def operand_spans(region: Region, d: Derivation) -> Iterator[Spans]:
             body = substitute(p.body, dict(zip(p.axes, x.index, strict=True)))
             yield from one(body, p.reducer, p.over)
 
-    def one(body: Expr, reducer: Reducer, over: tuple[Axis, ...]) -> Iterator[Spans]:
+    def one(body: Expr, reducer: Reducer, over: tuple[Axis, ...]) -> Iterator[Dot]:
         if reducer is Reducer.SUM:
             dtype = result_dtype(reducer, dtype_of(body))
             pair = dots.split(body, over, dtype, span)
             if pair is not None:
-                yield span(pair.left), span(pair.right)
+                yield (span(pair.left), span(pair.right)), (dtype_of(pair.left), dtype_of(pair.right))
         yield from inside(body)
 
     for a in accumulators(d):

@@ -8,7 +8,6 @@ from dataclasses import dataclass, field, replace
 
 from redfuser.index.expr import Const, DType, Expr, Load, Position, Ref, dtype_of, walk
 from redfuser.index.ints import Axis, Int
-from redfuser.index.nodes import Reducer
 from redfuser.tile.nodes import (
     Assign,
     At,
@@ -269,8 +268,8 @@ def _typed(s: Statement, args: list[Value], scope: _Scope) -> Iterator[str]:
                 yield f"{s.out.name} combines {args[0].dtype.value} and {args[1].dtype.value} by {s.reducer}"
         case SelectMerge():
             yield from _same(s.out, args[0].dtype, args[0].axes | args[2].axes)
-            if (s.k is not None) is not (s.reducer is Reducer.TOPK):
-                yield f"{s.out.name}: exactly top-k has k"
+            if not s.reducer.takes(s.k):
+                yield f"{s.out.name}: exactly lists have k"
         case Rename():
             mapping = dict(s.axes)
             yield from _same(s.out, args[0].dtype, frozenset(mapping.get(a, a) for a in args[0].axes))

@@ -15,6 +15,12 @@ from redfuser.tile.strategy import Unsupported
 from redfuser.tile.uses import every
 
 _LONGEST_LIST = 64
+_ORDER = {
+    Reducer.TOPK: "LARGEST",
+    Reducer.ARGMAX: "LARGEST",
+    Reducer.ARGMIN: "SMALLEST",
+    Reducer.BOTTOMK: "SMALLEST_NAN_LAST",
+}
 
 
 def micro_dots(k: Kernel, layout: Layout) -> frozenset[int]:
@@ -124,16 +130,16 @@ class Operations(Nests):
         if kind is Kind.MASK:
             raise Unsupported("positions of the best of booleans")
         worst = show_const(s.reducer.identity(s.out.dtype).value, kind)
-        highest = "true" if s.reducer is not Reducer.ARGMIN else "false"
+        order = _ORDER[s.reducer]
         lane = self.layout.lane(self.values[s.arg].axes)
         start = self.position(s.over, lambda a: "0")
         n = self.length(s.over) if s.over not in self.layout.single else "1"
         rows = [a for a in self.layout.order(self.values[s.arg].axes) if a is not s.over]
         if lane is not None and lane is not s.over and s.out.axes and self.layout.lane(s.out.axes) is lane:
             rows.remove(lane)
-            call = f"best_of_rows<{k}, {highest}>({self.length(lane)}, "
+            call = f"best_of_rows<{k}, {order}>({self.length(lane)}, "
         else:
-            call = f"best_of_lanes<{k}, {highest}>("
+            call = f"best_of_lanes<{k}, {order}>("
         for a in rows:
             self.open(
                 f"for (i64 {self.axis_names[a]} = 0; {self.axis_names[a]} < {self.length(a)}; {self.axis_names[a]}++)"
@@ -165,7 +171,7 @@ class Operations(Nests):
 
     def merge_lists(self, s: SelectMerge) -> None:
         k = self._list_length(s.k)
-        highest = "true" if s.reducer is not Reducer.ARGMIN else "false"
+        order = _ORDER[s.reducer]
         out, index = self.place_of(s.out), self.place_of(s.index)
         sides = [self.slots[n] for n in (s.left, s.left_index, s.right, s.right_index)]
         for slot in (out, index):
@@ -196,9 +202,9 @@ class Operations(Nests):
         if by_rows:
             assert lane is not None
             pairs = ", ".join(f"{x}, {y}" for x, y in zip(p, t, strict=True))
-            self.line(f"merge_rows<{k}, {highest}>({self.length(lane)}, {pairs});")
+            self.line(f"merge_rows<{k}, {order}>({self.length(lane)}, {pairs});")
         else:
             pairs = ", ".join(f"{x}, {y}" for x, y in zip(p, t, strict=True))
-            self.line(f"merge_lists<{k}, {highest}>({pairs});")
+            self.line(f"merge_lists<{k}, {order}>({pairs});")
         for _ in rows:
             self.close()

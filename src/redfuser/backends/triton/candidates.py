@@ -33,7 +33,7 @@ COARSE = 4.0  # times the shortest time by the model: what takes longer is not m
 class Shape:
     """The lengths of a region that a schedule depends on."""
 
-    def __init__(self, region: Region, derivation: Derivation, sizes: Mapping[str, int]) -> None:
+    def __init__(self, region: Region, derivation: Derivation, sizes: Mapping[str, int], precision: str) -> None:
         def count(axes: Iterable[Axis]) -> int:
             total = 1
             for a in axes:
@@ -49,10 +49,13 @@ class Shape:
         self.columns = count(columns)
         self.column = max((count([a]) for a in columns), default=1)
         self.run = 0 if self.columns > 1 or refusal(region, derivation) else self._run(region, sizes)
-        spans = list(roles.operand_spans(region, derivation))
+        dots = list(roles.operands(region, derivation))
+        spans = [s for s, _ in dots]
         row_axes = {a for a, r in frame.kept.items() if r is Role.ROW}
         self.swept = any(region.problem.axis in r.axes for r in region.results)
         self.matrix = any((a & row_axes) ^ (b & row_axes) for a, b in spans) and self.rows > 1
+        self.wide = any(d.bytes > 2 for _, dtypes in dots for d in dtypes)
+        self.scalar = self.wide and precision == "ieee"  # dots that tensor cores do not compute
 
     def _run(self, region: Region, sizes: Mapping[str, int]) -> int:
         """Neighbours that a lane takes: what one load of a thread holds, where rows are as far apart as such loads need."""
@@ -62,12 +65,15 @@ class Shape:
 
 def candidates(
     region: Region, derivation: Derivation, sizes: Mapping[str, int], machine: Machine, *,
-    strategy: Strategy = Strategy.AUTO, tile: int = 0, segments: int = 0,
+    strategy: Strategy = Strategy.AUTO, tile: int = 0, segments: int = 0, precision: str = "ieee",
+    dropped: list[str] | None = None,
 ) -> Iterator[Schedule]:  # fmt: skip
     """Schedules that can be printed, fit the machine and are not ruled out by the model, in the order of the lists
     below; but first comes one that keeps to registers, since it is what runs where nothing is measured. A schedule is
-    printed only when it is asked for."""
-    shape = Shape(region, derivation, sizes)
+    printed only when it is asked for. ``precision`` is that of float32 dots; ``dropped`` takes the reasons why schedules
+    are left out."""
+    shape = Shape(region, derivation, sizes, precision)
+    reasons = [] if dropped is None else dropped
     kinds = _dots(shape, machine) if shape.matrix else _rows(shape)
     timed: list[_Timed] = []
     programs: dict[Schedule, Program] = {}
@@ -80,21 +86,26 @@ def candidates(
         try:
             if plain not in programs:
                 programs[plain] = build(region, derivation, plain)
-            time = _time(programs[plain], s, n, sizes, machine)
-        except Unsupported:
+            time = _time(programs[plain], s, n, sizes, machine, shape.scalar)
+        except Unsupported as x:
+            reasons.append(str(x))
             continue
-        if time is not None:
+        if time is None:
+            reasons.append(f"a tile of {s.row} by {s.tile} needs more shared memory or registers than there are")
+        else:
             timed.append(time)
     best = min((x.microseconds for x in timed), default=0.0)
     # the model is coarse: it rules out; the order is that of the lists below, which were measured
     timed = sorted((x for x in timed if x.microseconds <= COARSE * best), key=lambda x: x.place)
-    can: dict[Schedule, bool] = {}
+    obstacles: dict[Schedule, str] = {}
 
     def printed(x: _Timed) -> bool:
         plain = _plain(x.schedule)
-        if plain not in can:
-            can[plain] = printable(programs[plain], machine)
-        return can[plain]
+        if plain not in obstacles:
+            obstacles[plain] = obstacle(programs[plain], machine)
+            if obstacles[plain]:
+                reasons.append(obstacles[plain])
+        return not obstacles[plain]
 
     first = next((x for x in timed if x.registers <= REGISTERS and printed(x)), None)
     if first is not None:
@@ -112,13 +123,13 @@ class _Timed:
     registers: int  # of the kernel that takes most
 
 
-def printable(p: Program, machine: Machine) -> bool:
-    """True where Triton has a form for all of it on a machine."""
+def obstacle(p: Program, machine: Machine) -> str:
+    """What Triton has no form for on a machine; empty where it has one for all of the program."""
     try:
         emit(p, Form(e4m3=machine.e4m3))
-    except Unsupported:
-        return False
-    return True
+    except Unsupported as x:
+        return str(x)
+    return ""
 
 
 def _plain(s: Schedule) -> Schedule:
@@ -126,8 +137,12 @@ def _plain(s: Schedule) -> Schedule:
     return replace(s, warps=0, stages=0, bulk=False)
 
 
-def _time(p: Program, s: Schedule, place: int, sizes: Mapping[str, int], machine: Machine) -> _Timed | None:
+def _time(
+    p: Program, s: Schedule, place: int, sizes: Mapping[str, int], machine: Machine, scalar: bool
+) -> _Timed | None:
     needs = [Estimate(k, sizes, s.warps, s.stages).need() for k in p.kernels]
+    if scalar:  # products like any others
+        needs = [replace(n, scalar=n.scalar + n.tensor, tensor=0.0) for n in needs]
     times = [t for n in needs if (t := microseconds(n, machine, s.warps)) is not None]
     return _Timed(s, place, sum(times), max(n.registers for n in needs)) if len(times) == len(needs) else None
 
@@ -207,8 +222,15 @@ def _dots(shape: Shape, machine: Machine) -> Iterator[Schedule]:
         ):  # fmt: skip
             if row in row_sizes:
                 yield Schedule(Strategy.SINGLE, row, tile, None, warps=warps, stages=stages)
+    if shape.scalar:  # each thread has its operands in registers: small tiles, or most of them are spilled
+        small = (64, 32, 8, 2), (16, 64, 4, 2), (16, 64, 8, 2), (32, 32, 4, 2), (32, 32, 8, 2), (16, 128, 8, 2)
+        for row, tile, warps, stages in small if shape.columns <= 64 else (*small[1:], small[0]):
+            if row in row_sizes:
+                yield Schedule(Strategy.SINGLE, row, tile, None, warps=warps, stages=stages)
     long = shape.length >= 1024 and machine.bulk and 128 in row_sizes
     bulk = (128, 64, 4, 2), (64, 64, 4, 3), (256, 64, 8, 3), (128, 64, 8, 3), (128, 128, 8, 2), (64, 128, 4, 2)
+    if shape.wide:  # operands take twice the registers
+        bulk = bulk[1], bulk[3], bulk[2], bulk[0], *bulk[4:]
     plain = (
         (64, 64, 4, 3), (128, 64, 8, 3), (64, 32, 4, 3), (256, 64, 8, 3), (128, 64, 4, 2), (128, 128, 8, 2), (128, 64, 4, 3),
         (128, 32, 4, 3), (64, 128, 4, 2), (64, 64, 8, 2), (128, 32, 8, 3), (64, 64, 4, 2), (64, 32, 4, 2), (16, 64, 4, 3),
@@ -222,7 +244,7 @@ def _dots(shape: Shape, machine: Machine) -> Iterator[Schedule]:
 
 
 def _rows(shape: Shape) -> Iterator[Schedule]:
-    """Tiles for reductions of rows: a few rows of many elements."""
+    """Tiles for reductions of rows: a few rows of many elements, or of a matrix each."""
     length = power(shape.length)
     column = min(64, power(shape.column)) if shape.columns > 1 else None
     room = max(1, 16384 // (column or 1))
@@ -251,3 +273,9 @@ def _rows(shape: Shape) -> Iterator[Schedule]:
     ):  # fmt: skip
         if tile <= min(room, length):
             yield Schedule(Strategy.SINGLE, 1, tile, column, warps=warps, stages=stages)
+    if column is not None and length > 1024:  # the rows of a matrix are read along its columns
+        for block, (tile, warps, stages) in itertools.product(
+            (None, column), ((64, 4, 3), (128, 4, 2), (128, 8, 2), (256, 8, 2), (64, 4, 2), (32, 4, 3), (256, 4, 2))
+        ):
+            if tile * (block or power(shape.columns)) <= 16384:
+                yield Schedule(Strategy.SINGLE, 1, tile, block, warps=warps, stages=stages)

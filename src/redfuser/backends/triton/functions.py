@@ -116,20 +116,20 @@ def power(a, b):
 """,
     "order_key": """
 @triton.jit
-def order_key(x, index, SMALLEST: tl.constexpr):
-    # one integer that sorts as (value, lowest index): NaN is the best of all, -0 equals 0
+def order_key(x, index, SMALLEST: tl.constexpr, NAN_LAST: tl.constexpr):
+    # one integer that sorts as (value, lowest index): NaN is the best of all or the last, -0 equals 0
     bits = (x.to(tl.float32) + 0.0).to(tl.int32, bitcast=True)
     sortable = bits ^ ((bits >> 31) & 0x7FFFFFFF)
     if SMALLEST:
         sortable = ~sortable
-    sortable = tl.where(x != x, 0x7FFFFFFF, sortable)
+    sortable = tl.where(x != x, -0x7F800002 if NAN_LAST else 0x7FFFFFFF, sortable)
     return (sortable.to(tl.int64) << 32) | (0xFFFFFFFF - tl.minimum(index.to(tl.int64), 0xFFFFFFFF))
 """,
     "key_value": """
 @triton.jit
-def key_value(key, SMALLEST: tl.constexpr):
+def key_value(key, SMALLEST: tl.constexpr, NAN_LAST: tl.constexpr):
     sortable = (key >> 32).to(tl.int32)
-    nan = sortable == 0x7FFFFFFF
+    nan = sortable == (-0x7F800002 if NAN_LAST else 0x7FFFFFFF)
     if SMALLEST:
         sortable = ~sortable
     value = (sortable ^ ((sortable >> 31) & 0x7FFFFFFF)).to(tl.float32, bitcast=True)
@@ -142,28 +142,30 @@ def key_index(key):
 """,
     "best_keys": """
 @triton.jit
-def best_keys(keys, slot, AXIS: tl.constexpr, K: tl.constexpr):
+def best_keys(keys, slot, AXIS: tl.constexpr, K: tl.constexpr, NAN_LAST: tl.constexpr):
     # the K largest keys along AXIS, largest first; keys differ, so each round takes one.
-    # A slot without an element holds the worst infinity, at no position
-    out = slot.to(tl.int64) * 0 - 0x7F80000100000000
+    # A slot without an element holds the worst infinity, or NaN where it is the last, at no position
+    NONE: tl.constexpr = -0x7F80000200000000 if NAN_LAST else -0x7F80000100000000
+    out = slot.to(tl.int64) * 0 + NONE
     for n in tl.static_range(K):
         top = tl.max(keys, AXIS, keep_dims=True)
         out = tl.where(slot == n, top, out)
-        keys = tl.where(keys == top, -0x7F80000100000000, keys)
+        keys = tl.where(keys == top, NONE, keys)
     return out
 """,
     "merged_keys": """
 @triton.jit
-def merged_keys(left, right, slot, AXIS: tl.constexpr, K: tl.constexpr):
+def merged_keys(left, right, slot, AXIS: tl.constexpr, K: tl.constexpr, NAN_LAST: tl.constexpr):
     # the K largest keys of two lists along AXIS, largest first; slots beyond K, read as padding, hold no element
-    left = tl.where(slot < K, left, -0x7F80000100000000)
-    right = tl.where(slot < K, right, -0x7F80000100000000)
-    out = slot.to(tl.int64) * 0 - 0x7F80000100000000
+    NONE: tl.constexpr = -0x7F80000200000000 if NAN_LAST else -0x7F80000100000000
+    left = tl.where(slot < K, left, NONE)
+    right = tl.where(slot < K, right, NONE)
+    out = slot.to(tl.int64) * 0 + NONE
     for n in tl.static_range(K):
         top = tl.maximum(tl.max(left, AXIS, keep_dims=True), tl.max(right, AXIS, keep_dims=True))
         out = tl.where(slot == n, top, out)
-        left = tl.where(left == top, -0x7F80000100000000, left)
-        right = tl.where(right == top, -0x7F80000100000000, right)
+        left = tl.where(left == top, NONE, left)
+        right = tl.where(right == top, NONE, right)
     return out
 """,
 }

@@ -115,6 +115,7 @@ class Memory(Writer):
         name = self.descriptor(s.tensor, made)
         self.bulk[s.tensor] = (s.tensor, places[1])
         start = self.axis_id(dims[0].axes[0], "_start")
+        start = f"{start}.to(tl.int32)" if self.form.wide else start  # a position within one axis
         return f"{name}.load([{start}, {dims[1].pieces[at[dims[1]]].start}])"
 
     def descriptor(self, tensor: str, made: str) -> str:

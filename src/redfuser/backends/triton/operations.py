@@ -184,8 +184,8 @@ class Operations(Memory):
             raise Unsupported(f"{value} is {v.dtype.value}: its values and positions do not fit one integer")
         if not v.dtype.is_float:
             raise Unsupported(f"{value} holds integers; the best of them are selected outside")
-        smallest = reducer is Reducer.ARGMIN
-        return f"{self.use('order_key')}({self.get(value, dims, at, DType.FLOAT32)}, {index}, {smallest})"
+        x = self.get(value, dims, at, DType.FLOAT32)
+        return f"{self.use('order_key')}({x}, {index}, {', '.join(_order(reducer))})"
 
     def select(self, s: Select) -> None:
         own = self.layout.of(self.values[s.arg].axes)
@@ -206,7 +206,7 @@ class Operations(Memory):
         made = self.define(out)
         self.define(index)
         self.use("key_value"), self.use("key_index")
-        smallest = reducer is Reducer.ARGMIN
+        smallest, nan_last = _order(reducer)
         at = dict.fromkeys(made, 0)
         found = self.id("value", f"{out.name}_best")
         slots = self.layout.dims.get(k) if k is not None else None
@@ -220,10 +220,10 @@ class Operations(Memory):
             self.use(fn)
             slot = self.scope(where, at | {slots: 0}).spread(self.flat(slots, {slots: 0}), (slots,))
             n = slots.pieces[0].valid
-            self.line(f"{found} = {fn}({', '.join(keys)}, {slot}, {dims.index(d)}, {n})")
+            self.line(f"{found} = {fn}({', '.join(keys)}, {slot}, {dims.index(d)}, {n}, {nan_last})")
             if where != made:
                 self.line(f"{found} = tl.trans({found})")
-        value = f"key_value({found}, {smallest})"
+        value = f"key_value({found}, {smallest}, {nan_last})"
         value = value if out.dtype is DType.FLOAT32 else f"{value}.to({TL[out.dtype]})"
         self.set(out, made, at, value)
         self.set(index, made, at, f"key_index({found})")
@@ -239,3 +239,8 @@ class Operations(Memory):
             keys.append(name)
         slots = self.layout.dims.get(s.k) if s.k is not None else None
         self.best(s.out, s.index, s.reducer, s.k, dims, slots or _NOTHING, "merged_keys", keys)
+
+
+def _order(reducer: Reducer) -> tuple[str, str]:
+    """Whether the smallest come first, and whether NaN comes last."""
+    return str(reducer in (Reducer.ARGMIN, Reducer.BOTTOMK)), str(reducer is Reducer.BOTTOMK)

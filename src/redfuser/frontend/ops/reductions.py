@@ -139,14 +139,13 @@ def argmax(lo: Lowering, call: Call) -> Result:
 @lowers("topk")
 def topk(lo: Lowering, call: Call) -> Result:
     v = call.value("self")
-    if not call["largest"]:
-        raise NotCovered("top-k of the smallest elements is not covered")
     if v.rank == 0:
         raise NotCovered("top-k of a scalar")
     d = call.dim()
+    largest = bool(call["largest"])
     if call.length("k").value == 1:  # a list of one lies along no axis
-        return [with_kept(p, v, (d,)) for p in select_dim(lo, Reducer.ARGMAX, v, d)]
-    found = select_dim(lo, Reducer.TOPK, v, d, call.length("k"))
+        return [with_kept(p, v, (d,)) for p in select_dim(lo, Reducer.ARGMAX if largest else Reducer.BOTTOMK, v, d)]
+    found = select_dim(lo, Reducer.TOPK if largest else Reducer.BOTTOMK, v, d, call.length("k"))
     shape = [*v.shape[:d], call.length("k"), *v.shape[d + 1 :]]
     return [p.view(shape, lambda ix: (*ix[:d], *ix[d + 1 :], ix[d])) for p in found]
 
