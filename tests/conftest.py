@@ -11,10 +11,17 @@ import torch
 
 @pytest.fixture(autouse=True, scope="session")
 def _own_cache(tmp_path_factory):
-    """What the tests tune and compile, in this process and those it starts, stays out of the user's cache."""
-    os.environ["REDFUSER_CACHE_DIR"] = str(tmp_path_factory.mktemp("cache"))
+    """What the tests tune and compile, in this process and those it starts, stays out of the user's cache.
+
+    Kernels are compiled once for all the processes of a run, and nothing is measured but where a test asks for it: a
+    candidate takes a second to compile.
+    """
+    here = tmp_path_factory.getbasetemp()
+    shared = here.parent if "PYTEST_XDIST_WORKER" in os.environ else here
+    os.environ["REDFUSER_CACHE_DIR"] = str(shared / "cache")
     os.environ["XDG_CACHE_HOME"] = str(tmp_path_factory.mktemp("xdg"))  # the sources of kernels
     os.environ["TRITON_CACHE_DIR"] = str(tmp_path_factory.mktemp("triton"))
+    os.environ.setdefault("REDFUSER_TUNE", "off")
 
 
 @pytest.fixture(autouse=True)

@@ -30,7 +30,7 @@ def launches(monkeypatch):
 
 
 def fuse(fn, **options):
-    return redfuser.fuse(fn, **{"backend": "cpu", "tune": "off", "rest": "eager", "strict": True} | options)
+    return redfuser.fuse(fn, tune="off", rest="eager", strict=True, **options)
 
 
 @pytest.mark.parametrize("strategy", ["auto", "single", "multi", "whole"])

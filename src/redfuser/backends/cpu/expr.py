@@ -48,11 +48,12 @@ class Scope:
     size: Callable[[Size], str]
     spans: Callable[[str], frozenset[Axis]]
     wide: bool
+    narrow: bool = False  # single floats are as wide as their dtype says
 
     def kind(self, dtype: DType) -> Kind:
         """The kind in which numbers of a dtype are computed: single floats as double, they are few and sum up the most."""
         kind = kind_of(dtype)
-        return Kind.DOUBLE if self.lane is None and kind is Kind.FLOAT else kind
+        return Kind.DOUBLE if self.lane is None and kind is Kind.FLOAT and not self.narrow else kind
 
 
 # -- integers --------------------------------------------------------------------------------------------------------
