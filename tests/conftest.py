@@ -24,6 +24,17 @@ def _own_cache(tmp_path_factory):
     os.environ.setdefault("REDFUSER_TUNE", "off")
 
 
+@pytest.fixture(scope="module")
+def quick_kernels():
+    """C++ kernels of a module's tests are compiled at -O1, in half the time, where each of them runs once. The flags that
+    decide what a number is are the same; tests/cpu, the docs and the commands run what users run."""
+    from redfuser.backends.cpu import compile as native
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(native, "FLAGS", tuple("-O1" if f == "-O3" else f for f in native.FLAGS))
+        yield
+
+
 @pytest.fixture(autouse=True)
 def _fresh_dynamo():
     torch.set_num_threads(1)

@@ -19,6 +19,7 @@ import redfuser
 from redfuser.backends import reference
 from redfuser.errors import NotFusedError, UnknownOptionError
 
+pytestmark = pytest.mark.usefixtures("quick_kernels")
 FORCED = {"rest": "eager", "strategy": "single", "tile": 16, "strict": True}
 
 

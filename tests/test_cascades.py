@@ -21,6 +21,7 @@ from redfuser.tile.lanes import refusal
 from redfuser.tile.nodes import Strategy
 from redfuser.tile.strategy import Schedule
 
+pytestmark = pytest.mark.usefixtures("quick_kernels")
 ALL = ONE_PASS + SEVERAL
 DRAWS = 6
 ROUNDING = 2.0**-23

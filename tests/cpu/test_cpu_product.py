@@ -62,6 +62,18 @@ def test_lengths_change(launches):
         assert len(launches) > before, f"{n} keys ran unfused"
 
 
+def test_what_has_no_form_runs_unfused(launches):
+    """Long lists are better found by sorting."""
+
+    def best(x):
+        return x.softmax(-1).topk(100, -1)
+
+    x = rnd(3, 400)
+    assert torch.equal(fuse(best)(x)[0], best(x)[0]) and not launches
+    (cascade,) = fuse(best).analyze(x).cascades
+    assert not cascade.fused and "no form in C++" in cascade.decision.reason
+
+
 def test_gradients(launches):
     leaves = [t.requires_grad_() for t in (rnd(2, 9, 16), rnd(2, 40, 16, seed=1), rnd(2, 40, 16, seed=2))]
     got = torch.autograd.grad(fuse(attention)(*leaves).square().sum(), leaves)
