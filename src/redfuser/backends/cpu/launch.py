@@ -74,6 +74,7 @@ class Launcher:
             entry, [places[t.name] for t in self._inputs], [places[t.name] for t in self.program.of(Kind.OUTPUT)],
             [places[name] for name, _ in scratch], [n for _, n in scratch], outputs,
         )  # fmt: skip
+
         def bind(inputs: Sequence[Tensor]) -> array[int]:
             strides = self._strides(inputs, shapes)
             flat = [s for t in self.program.tensors for s in strides[t.name]]
