@@ -21,6 +21,7 @@ from redfuser.backends.cpu import compile as native_compile
 from redfuser.backends.cpu.compile import Compiler, compile_text, find_compiler, zig
 from redfuser.errors import BackendError
 from redfuser.runtime import engines
+from redfuser.runtime.native import CpuEngine
 from redfuser.tile.nodes import Role, Strategy
 from redfuser.tile.strategy import Schedule
 
@@ -87,6 +88,21 @@ def test_without_a_compiler_there_is_one_warning_that_says_what_to_install(monke
     assert len(said) == 1 and "pip install 'redfuser[compiler]'" in said[0] and "g++" in said[0]
     with pytest.raises(torch._dynamo.exc.BackendCompilerFailed, match=r"needs a C\+\+ compiler"):
         redfuser.fuse(lambda x: x.logsumexp(-1), backend="cpu", strict=True)(rnd(4, 50))
+
+
+@needs_zig
+def test_without_a_compiler_of_the_system_the_package_is_taken(monkeypatch):
+    monkeypatch.setattr(native_compile.shutil, "which", lambda name: None)
+    assert native_compile.find_compiler.__wrapped__() == zig()
+
+
+def test_cpus_take_compiled_code_unless_told_otherwise():
+    for device in ("cpu", "meta"):
+        assert isinstance(engines.engine_for(torch.device(device), redfuser.Options()), CpuEngine)
+    on_another = engines.engine_for(torch.device("cuda"), redfuser.Options(target="cpu:x86-64-v3"))
+    assert isinstance(on_another, CpuEngine) and on_another.target == "cpu:x86-64-v3"
+    chosen = engines.engine_for(torch.device("cpu"), redfuser.Options(backend="reference"))
+    assert isinstance(chosen, engines.ReferenceEngine)
 
 
 def test_versions_that_are_too_old_are_passed_over():
