@@ -9,6 +9,7 @@ eager's plus n roundings. Eager's error is the worst of several draws, since a s
 """
 
 import time
+from functools import cache
 
 import pytest
 import torch
@@ -22,6 +23,7 @@ from redfuser.tile.lanes import refusal
 from redfuser.tile.nodes import Strategy
 from redfuser.tile.strategy import Schedule
 
+pytestmark = pytest.mark.usefixtures("quick_kernels")
 ALL = ONE_PASS + SEVERAL
 DRAWS = 6
 ROUNDING = 2.0**-23
@@ -65,12 +67,20 @@ def in_lanes(r):
     return refusal(r.planned.region, r.planned.derivation) is None
 
 
-def test_cascades_in_lanes():
-    """All but those with a dot or a list: more than half of the catalogue."""
+@cache
+def regions_of_all():
+    """The regions of every function of the catalogue by its name, for tests of one xdist_group."""
     found = {}
     for case in ALL:
         with redfuser.options(**case.options):
-            found[case.name] = all(in_lanes(r) for r in record(case.fn, case.inputs()))
+            found[case.name] = record(case.fn, case.inputs())
+    return found
+
+
+@pytest.mark.xdist_group("regions_of_all")
+def test_cascades_in_lanes():
+    """All but those with a dot or a list: more than half of the catalogue."""
+    found = {name: all(map(in_lanes, regions)) for name, regions in regions_of_all().items()}
     assert found["variance"] and found["kl_divergence"] and found["softmax_of_softmax"]
     assert not found["attention"] and not found["topk_of_softmax"]
     assert sum(found.values()) > len(ALL) / 2
@@ -126,12 +136,11 @@ def test_a_cast_that_cuts_off_what_the_last_scale_would_not():
     assert refusal.kind == "rounding" and "may be larger than 448" in refusal.reason
 
 
+@pytest.mark.xdist_group("regions_of_all")
 def test_deriving_and_checking_is_fast():
     times = []
     for case in ALL:
-        with redfuser.options(**case.options):
-            regions = record(case.fn, case.inputs())
-        for r in regions:
+        for r in regions_of_all()[case.name]:
             start = time.process_time()
             derive_checked(r.planned.region.problem, fuse_rounding=bool(case.options))
             times.append(time.process_time() - start)

@@ -45,8 +45,9 @@ class Tune(Name):
 
 
 _BACKEND = (
-    "what runs a fused cascade: `auto` lets the device of the tensors decide, `triton` prints kernels for a GPU, `cpu` "
-    "prints C++ and compiles it, `reference` runs tile by tile with PyTorch's operations on any device"
+    "what runs a fused cascade: `triton` prints kernels for a GPU, `cpu` prints C++ and compiles it, `reference` runs tile "
+    "by tile with PyTorch's operations on any device; `auto` takes the first on GPUs and the second on CPUs, and the last "
+    "where what they need is not installed"
 )
 _TARGET = (
     "the machine that is compiled for: empty or `native` for the one at hand, `cuda:90` for a compute capability, "
@@ -75,7 +76,9 @@ class Options:
         int, "segments of the axis; more than 1 makes `auto` choose `multi`; 0 lets the cost decide"
     ] = 0
     tile: Annotated[int, "length of a tile of the cascade axis; 0 lets the cost decide"] = 0
-    fuse_threshold: Annotated[int, "bytes of intermediates that fusing must save before it is chosen"] = 2**30
+    fuse_threshold: Annotated[
+        int, "bytes of intermediates that fusing must save before the reference backend fuses"
+    ] = 2**30
     exact_casts: Annotated[bool, "refuse to move a rounding to a float format through a scale"] = False
     fuse_rounding: Annotated[bool, "fuse through rounding to integers; results may differ by one step"] = False
     rest: Annotated[Rest, "what runs the part of the graph that is not fused"] = Rest.INDUCTOR

@@ -41,9 +41,7 @@ def kernels():
 @pytest.fixture
 def fuse():
     """``redfuser.fuse`` for these kernels."""
-    return lambda fn, **options: redfuser.fuse(
-        fn, **{"backend": "cpu", "tune": "off", "rest": "eager", "strict": True} | options
-    )
+    return lambda fn, **options: redfuser.fuse(fn, **{"tune": "off", "rest": "eager", "strict": True} | options)
 
 
 @pytest.fixture

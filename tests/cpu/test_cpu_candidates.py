@@ -16,8 +16,12 @@ def attention(q, k, v):
     return torch.softmax(q @ k.mT, -1) @ v
 
 
-def tried(fn, *shapes, threads=2, **forced):
-    (r,) = record(fn, tuple(torch.randn(s) for s in shapes))
+def tried(fn, *shapes, threads=2, dynamic=(), **forced):
+    """``dynamic``: (argument, dimension) of the lengths that are known at the call only."""
+    args = tuple(torch.randn(s) for s in shapes)
+    for n, d in dynamic:
+        torch._dynamo.mark_dynamic(args[n], d)
+    (r,) = record(fn, args)
     found = candidates(r.planned.region, r.planned.derivation, r.sizes, threads, **forced)
     for s in found:
         assert build(r.planned.region, r.planned.derivation, s).kernels
@@ -54,6 +58,22 @@ def test_one_long_row_is_cut():
 def test_what_is_asked_for_is_tried_alone(strategy):
     found = tried(attention, (2, 100, 16), (2, 90, 16), (2, 90, 16), strategy=strategy, tile=32, segments=3)
     assert found and all(s.strategy is strategy and s.tile == 32 for s in found)
+
+
+def test_lengths_that_are_open_share_their_kernels():
+    """What is compiled for one length serves the others."""
+    open_lengths = (0, 1), (1, 1), (2, 1)
+    many = [
+        tried(attention, (8, n, 16), (8, m, 16), (8, m, 16), dynamic=open_lengths)[0]
+        for n, m in ((16, 40), (33, 90), (70, 300), (200, 5000))
+    ]
+    assert len(set(many)) == 1 and many[0].row == 64
+    few = [tried(attention, (8, n, 16), (8, 50, 16), (8, 50, 16), dynamic=open_lengths)[0] for n in (2, 5, 15)]
+    assert len(set(few)) == 1 and few[0].row == 8
+    rows = [
+        tried(lambda x: x.logsumexp(-1), (64, n), dynamic=[(0, 1)], strategy=Strategy.SINGLE)[0] for n in (1100, 3000)
+    ]
+    assert len(set(rows)) == 1
 
 
 def test_tiny_work_is_decided_by_the_model():

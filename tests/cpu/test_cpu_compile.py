@@ -1,6 +1,7 @@
 """Compilers, targets and the cache of libraries: concurrent processes, a process that is killed, machines not present."""
 
 import ctypes
+import logging
 import math
 import os
 import signal
@@ -19,6 +20,8 @@ import redfuser
 from redfuser.backends.cpu import compile as native_compile
 from redfuser.backends.cpu.compile import Compiler, compile_text, find_compiler, zig
 from redfuser.errors import BackendError
+from redfuser.runtime import engines
+from redfuser.runtime.native import CpuEngine
 from redfuser.tile.nodes import Role, Strategy
 from redfuser.tile.strategy import Schedule
 
@@ -74,10 +77,32 @@ def test_what_does_not_compile_is_told_with_the_compilers_words():
         compile_text("nonsense", find_compiler(), "native")
 
 
-def test_without_a_compiler_it_says_what_to_install(monkeypatch):
+def test_without_a_compiler_there_is_one_warning_that_says_what_to_install(monkeypatch, caplog):
     monkeypatch.setattr(native_compile, "find_compiler", lambda: None)
-    with pytest.raises(torch._dynamo.exc.BackendCompilerFailed, match=r"needs a C\+\+ compiler.*redfuser\[compiler\]"):
+    engines._warn_once.cache_clear()
+    with caplog.at_level(logging.WARNING, "redfuser"):
+        for n in range(2):
+            fused = redfuser.fuse(lambda x, n=n: (x + n).logsumexp(-1), rest="eager", strategy="single")
+            assert_close(fused(rnd(4, 50)), (rnd(4, 50).double() + n).logsumexp(-1))
+    said = [r.getMessage() for r in caplog.records if "compiler" in r.getMessage()]
+    assert len(said) == 1 and "pip install 'redfuser[compiler]'" in said[0] and "g++" in said[0]
+    with pytest.raises(torch._dynamo.exc.BackendCompilerFailed, match=r"needs a C\+\+ compiler"):
         redfuser.fuse(lambda x: x.logsumexp(-1), backend="cpu", strict=True)(rnd(4, 50))
+
+
+@needs_zig
+def test_without_a_compiler_of_the_system_the_package_is_taken(monkeypatch):
+    monkeypatch.setattr(native_compile.shutil, "which", lambda name: None)
+    assert native_compile.find_compiler.__wrapped__() == zig()
+
+
+def test_cpus_take_compiled_code_unless_told_otherwise():
+    for device in ("cpu", "meta"):
+        assert isinstance(engines.engine_for(torch.device(device), redfuser.Options()), CpuEngine)
+    on_another = engines.engine_for(torch.device("cuda"), redfuser.Options(target="cpu:x86-64-v3"))
+    assert isinstance(on_another, CpuEngine) and on_another.target == "cpu:x86-64-v3"
+    chosen = engines.engine_for(torch.device("cpu"), redfuser.Options(backend="reference"))
+    assert isinstance(chosen, engines.ReferenceEngine)
 
 
 def test_versions_that_are_too_old_are_passed_over():

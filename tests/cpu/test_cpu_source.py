@@ -25,7 +25,7 @@ def both(x, w):
 
 
 def source(fn, args, **options):
-    return redfuser.fuse(fn, backend="cpu", **options).explain(*args).source
+    return redfuser.fuse(fn, **options).explain(*args).source
 
 
 def run(text, folder):

@@ -364,7 +364,7 @@ def test_analyze_and_explain_measure_nothing(monkeypatch, tmp_path):
     """With the same engine a call does measure."""
     engine = Engine({A: 12.0, B: 10.0, UNFUSED: 30.0})
     monkeypatch.setattr("redfuser.pipeline.engine_for", lambda device, options: engine)
-    fused = redfuser.fuse(softmax, rest="eager", strict=True, cache_dir=tmp_path)
+    fused = redfuser.fuse(softmax, rest="eager", tune="fast", strict=True, cache_dir=tmp_path)
     x = rnd(5, 200)
     fused.analyze(x)
     assert str(fused.explain(x)) and fused.explain(x).to_dict()

@@ -28,3 +28,14 @@ def test_long_calls_get_few_samples():
 
     assert 20_000 <= cpu_timer(fn) < 200_000
     assert len(calls) == timers.FEWEST
+
+
+def test_very_long_calls_are_measured_once(monkeypatch):
+    now, calls = [0], []
+    monkeypatch.setattr(timers.time, "perf_counter_ns", lambda: now[0])
+
+    def fn():
+        calls.append(1)
+        now[0] += 2_000_000_000
+
+    assert cpu_timer(fn) == 2e6 and len(calls) == 1

@@ -70,7 +70,7 @@ def _native() -> Check:
 
     compiler = find_compiler()
     if compiler is None:
-        return "C++ kernels", None, f"no compiler for backend='cpu'. {ADVICE}"
+        return "C++ kernels", None, f"no compiler: cascades on CPUs run with the reference backend. {ADVICE}"
 
     def run() -> str:
         import torch

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import functools
 import importlib.util
+import logging
 import os
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -28,11 +30,13 @@ from redfuser.tile.strategy import Schedule
 if TYPE_CHECKING:
     from redfuser.backends.triton.launch import Launcher
 
+log = logging.getLogger("redfuser")
+
 
 def engine_for(device: torch.device, options: Options) -> Engine:
     """The engine for tensors of a device, or for the machine that ``target`` names. ``backend`` forces one.
 
-    ``auto`` takes Triton on GPUs where it is installed. C++ on CPUs is asked for by ``backend="cpu"``.
+    ``auto`` takes Triton on GPUs where it is installed, and C++ on CPUs where there is a compiler.
     """
     target = "" if options.target == "native" else options.target
     gpu = target if target.startswith(("cuda", "hip")) else "" if target else _target(device)
@@ -40,19 +44,29 @@ def engine_for(device: torch.device, options: Options) -> Engine:
         if not _has_triton():
             raise BackendError("backend='triton' needs the package triton: pip install 'triton>=3.6'")
         return TritonEngine(device, gpu or "cuda:90", open_cache(options))
-    if options.backend is Backend.CPU:
-        return _cpu_engine(options, target or "native")
+    on_cpu = not gpu and (target.startswith("cpu:") or device.type in ("cpu", "meta"))
+    if options.backend is Backend.CPU or (options.backend is Backend.AUTO and on_cpu):
+        return _cpu_engine(options, target or "native") or ReferenceEngine()
     return ReferenceEngine()
 
 
-def _cpu_engine(options: Options, target: str) -> Engine:
+def _cpu_engine(options: Options, target: str) -> Engine | None:
+    """C++ where it can be compiled; else None, with one warning, or an error where the options ask for it."""
     from redfuser.backends.cpu.compile import ADVICE, find_compiler
     from redfuser.runtime.native import CpuEngine
 
     compiler = find_compiler()
-    if compiler is None:
+    if compiler is not None:
+        return CpuEngine(compiler, target, options)
+    if options.backend is Backend.CPU:
         raise BackendError(f"backend='cpu' needs a C++ compiler: {ADVICE}")
-    return CpuEngine(compiler, target, options)
+    _warn_once(f"no C++ compiler was found, so cascades on CPUs run tile by tile in PyTorch; {ADVICE}")
+    return None
+
+
+@functools.cache
+def _warn_once(text: str) -> None:
+    log.warning(text)
 
 
 def _has_triton() -> bool:

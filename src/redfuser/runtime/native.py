@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import ctypes
 import os
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 
 import torch
@@ -13,7 +13,7 @@ from torch import Tensor
 from redfuser.algebra.nodes import Derivation
 from redfuser.backends.cpu.candidates import candidates
 from redfuser.backends.cpu.compile import Compiler, key_parts, load, machine
-from redfuser.backends.cpu.emit import Source
+from redfuser.backends.cpu.emit import Source, emit
 from redfuser.backends.cpu.launch import Launcher
 from redfuser.backends.cpu.writer import Form
 from redfuser.backends.listing import Listing, Subject
@@ -23,9 +23,10 @@ from redfuser.runtime.engine import Prepared, Sizes
 from redfuser.runtime.timers import cpu_timer
 from redfuser.runtime.tune import Timer
 from redfuser.settings import Options
+from redfuser.tile.build import build
 from redfuser.tile.cost import Decision, cost
 from redfuser.tile.nodes import Program, Strategy
-from redfuser.tile.strategy import Schedule
+from redfuser.tile.strategy import Schedule, Unsupported
 
 TINY = 2**16  # bytes read and written, below which measuring costs more than a wrong choice
 
@@ -53,7 +54,9 @@ class CpuEngine:
         c = cost(region, sizes)
         if options.strategy is Strategy.UNFUSED:
             return Decision(Strategy.UNFUSED, None, c, "the option strategy says so")
-        first = self._candidates(region, derivation, sizes, options)[0]
+        first = next(self._candidates(region, derivation, sizes, options), None)
+        if first is None:
+            return Decision(Strategy.UNFUSED, None, c, "there is no form in C++ for its tile program")
         why = (
             "the option strategy says so"
             if options.strategy is not Strategy.AUTO
@@ -65,13 +68,16 @@ class CpuEngine:
         c = cost(region, sizes)
         if c.read + c.written + c.saved < TINY and options.strategy is Strategy.AUTO:
             return ()
-        return self._candidates(region, derivation, sizes, options)
+        return list(self._candidates(region, derivation, sizes, options))
 
-    def _candidates(self, region: Region, derivation: Derivation, sizes: Sizes, options: Options) -> list[Schedule]:
-        return candidates(
+    def _candidates(self, region: Region, derivation: Derivation, sizes: Sizes, options: Options) -> Iterator[Schedule]:
+        """The likely schedules that can be printed, the likeliest first."""
+        for s in candidates(
             region, derivation, sizes, torch.get_num_threads(),
             strategy=options.strategy, tile=options.tile, segments=options.segments,
-        )  # fmt: skip
+        ):  # fmt: skip
+            if _printable(region, derivation, s):
+                yield s
 
     def warm(self, programs: Sequence[tuple[Program, Schedule]], sizes: Sizes, inputs: Sequence[Tensor]) -> None:
         def one(pair: tuple[Program, Schedule]) -> None:
@@ -104,3 +110,12 @@ class CpuEngine:
             return script(listings, lambda x: self.launcher(x.program, x.schedule).source(), self.compiler, self.target)
 
         return Listing(program, schedule, self.target, why, subject, write)
+
+
+def _printable(region: Region, derivation: Derivation, schedule: Schedule) -> bool:
+    """True where there is a tile program, and a form in C++ for all of it."""
+    try:
+        emit(build(region, derivation, schedule), Form(schedule.vector))
+    except Unsupported:
+        return False
+    return True

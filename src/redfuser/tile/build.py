@@ -63,7 +63,7 @@ class _Strategies(Reaches, Segments):
         low.expect(s.element if isinstance(s, Accumulator) else s.value for s in p.steps)
         for s in p.steps:
             if isinstance(s, Base):
-                self.bind(low, s.name, low.value(s.value, s.name, s.dtype), Part.VALUE)
+                self.bind(low, s.name, low.base(s.value, s.name, s.dtype), Part.VALUE)
             elif s.reducer.has_index:
                 value, index = low.select(s.element, s.reducer, self.axis, s.k, s.name, s.dtype)
                 self.bind(low, s.name, value, Part.VALUE)

@@ -15,7 +15,7 @@ class Joins(Builder):
         low.expect(e for s in p.steps for e in _one_side(s))
         for s in p.steps:
             if isinstance(s, Base):
-                v = low.value(s.value, s.name, s.dtype)
+                v = low.base(s.value, s.name, s.dtype)
             else:
                 part = low.state[other(s.name), True, Part.VALUE]
                 if s.correction is not None:

@@ -245,9 +245,20 @@ class Lowering:
             return self.values[p.expr.name]
         known = self._known(p.expr, p.level)
         if known is None:
-            known = self.emit(Map(self.new(wish or _word(p.expr), dtype_of(p.expr), p.axes), p.expr), p.level)
-            self.levels[p.level].known[p.expr] = known
+            known = self._map(p, wish)
         return known
+
+    def _map(self, p: Placed, wish: str | None, base: bool = False) -> Value:
+        v = self.emit(Map(self.new(wish or _word(p.expr), dtype_of(p.expr), p.axes), p.expr, base), p.level)
+        self.levels[p.level].known[p.expr] = v
+        return v
+
+    def base(self, e: Expr, wish: str, dtype: DType) -> Value:
+        """A base, as partial results agree on it."""
+        p = self.place(e)
+        if dtype_of(p.expr) is not dtype:
+            p = Placed(Cast(p.expr, dtype), p.axes, p.level)
+        return self.values[p.expr.name] if isinstance(p.expr, Ref) else self._map(p, wish, base=True)
 
     def value(self, e: Expr, wish: str | None = None, dtype: DType | None = None) -> Value:
         p = self.place(e)

@@ -164,10 +164,14 @@ class Read:
 
 @dataclass(frozen=True, slots=True)
 class Map:
-    """out = expr, a scalar expression over Refs to values, positions and constants."""
+    """out = expr, a scalar expression over Refs to values, positions and constants.
+
+    ``base``: partial results agree on it, wherever each is computed; no printer may give it more precision than its dtype.
+    """
 
     out: Value
     expr: Expr
+    base: bool = False
 
 
 @dataclass(frozen=True, slots=True)

@@ -79,7 +79,7 @@ class Segments(Streams):
     def part(self, low: Lowering, s: Accumulator | Base, at: Int, along: frozenset[Axis]) -> None:
         """The state of segment ``at``, as that of the other side; ``along`` are the axes of ``at``."""
         if isinstance(s, Base):
-            v = low.value(other_side(s.value, False), f"{s.name}_part", s.dtype)
+            v = low.base(other_side(s.value, False), f"{s.name}_part", s.dtype)
             low.state[other(s.name), True, Part.VALUE] = v
             return
         for part, t in self.scratch_of[s.name].items():
@@ -95,7 +95,7 @@ class Segments(Streams):
         """One step of the merge: both sides brought to the joint bases, then combined."""
         old = low.state[s.name, True, Part.VALUE]
         if isinstance(s, Base):
-            return [(old.name, self.moved(low, s.name, low.value(s.value, f"{s.name}_new", s.dtype)))]
+            return [(old.name, self.moved(low, s.name, low.base(s.value, f"{s.name}_new", s.dtype)))]
         left, right = old, low.state[other(s.name), True, Part.VALUE]
         if s.correction is not None:
             left = low.correct(s.correction, s.name)

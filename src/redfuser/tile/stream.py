@@ -59,7 +59,7 @@ class Streams(Joins):
         """One step of the running update; what its state becomes."""
         old = low.state[s.name, True, Part.VALUE]
         if isinstance(s, Base):
-            return [(old.name, self.moved(low, s.name, low.value(s.value, f"{s.name}_new", s.dtype)))]
+            return [(old.name, self.moved(low, s.name, low.base(s.value, f"{s.name}_new", s.dtype)))]
         element = elements[s.name]
         kept = old if s.correction is None else low.correct(s.correction, old.name)
         if s.reducer.has_index:

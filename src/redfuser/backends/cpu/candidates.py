@@ -8,13 +8,13 @@ rows of their own                  the cascade axis in lanes; many short rows si
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import replace
 
 from redfuser.algebra.nodes import Derivation
-from redfuser.index.ints import Axis, as_int
+from redfuser.backends.shape import Shape
+from redfuser.index.ints import as_int
 from redfuser.regions.nodes import Region
-from redfuser.tile import roles
 from redfuser.tile.nodes import Role, Strategy
 from redfuser.tile.strategy import Schedule
 
@@ -25,35 +25,31 @@ ROWS = 16  # that fill vectors
 MOST_SEGMENTS = 64
 
 
-class Shape:
-    """The lengths of a region that a schedule depends on."""
+class _Shape(Shape):
+    """What a CPU's schedules depend on besides. Blocks of a length that is known at the call only are as for a long one,
+    so that one compilation serves all lengths."""
 
     def __init__(self, region: Region, derivation: Derivation, sizes: Mapping[str, int]) -> None:
-        def count(axes: Iterable[Axis]) -> int:
-            total = 1
-            for a in axes:
-                n = as_int(a.size)
-                total *= n.evaluate({s: sizes.get(s.name, s.hint) for s in n.sizes()})
-            return total
+        super().__init__(region, derivation, sizes)
+        self.column_axes = bool(self.axes(Role.COLUMN))
+        self.lists = bool(self.frame.ranks)
+        self._open_rows = any(as_int(a.size).value is None for a in self.axes(Role.ROW))
+        self._open_length = as_int(region.problem.axis.size).value is None
 
-        frame = roles.frame(region, derivation)
-        self.length = count([region.problem.axis])
-        self.rows = count(a for a, r in frame.kept.items() if r is Role.ROW)
-        self.batch = count(a for a, r in frame.kept.items() if r is Role.BATCH)
-        self.columns = count(a for a, r in frame.kept.items() if r is Role.COLUMN)
-        self.column_axes = any(r is Role.COLUMN for r in frame.kept.values())
-        spans = list(roles.operand_spans(region, derivation))
-        row_axes = {a for a, r in frame.kept.items() if r is Role.ROW}
-        self.products = bool(spans)
-        self.matrix = any((a & row_axes) ^ (b & row_axes) for a, b in spans) and self.rows > 1
-        self.lists = bool(frame.ranks)
+    def row(self, most: int) -> int:
+        """Rows of a block of at most so many."""
+        return most if self._open_rows and self.rows > 1 else min(most, self.rows)
+
+    def tile(self, most: int) -> int:
+        """Positions of a tile of at most so many."""
+        return most if self._open_length else min(most, self.length)
 
 
 def candidates(
     region: Region, derivation: Derivation, sizes: Mapping[str, int], threads: int, *,
     strategy: Strategy = Strategy.AUTO, tile: int = 0, segments: int = 0,
 ) -> list[Schedule]:  # fmt: skip
-    shape = Shape(region, derivation, sizes)
+    shape = _Shape(region, derivation, sizes)
     found: list[Schedule] = []
     for s in _all(shape, threads, segments):
         if strategy not in (Strategy.AUTO, s.strategy):
@@ -66,13 +62,13 @@ def candidates(
         if s not in found:
             found.append(s)
     if not found:  # a strategy that is not among the likely ones, but asked for
-        row = min(64, shape.rows) if shape.matrix else 1
+        row = shape.row(64) if shape.matrix else 1
         wanted = strategy if strategy is not Strategy.AUTO else Strategy.MULTI if segments > 1 else Strategy.SINGLE
         found.append(Schedule(wanted, row, tile or 256, None, segments or (2 if wanted is Strategy.MULTI else 1)))
     return found
 
 
-def _all(shape: Shape, threads: int, segments: int) -> Iterator[Schedule]:
+def _all(shape: _Shape, threads: int, segments: int) -> Iterator[Schedule]:
     if shape.matrix and shape.rows >= ROWS:
         yield from _matrix(shape, threads)
     elif shape.products:
@@ -81,26 +77,24 @@ def _all(shape: Shape, threads: int, segments: int) -> Iterator[Schedule]:
         yield from _rows(shape, threads, segments)
 
 
-def _matrix(shape: Shape, threads: int) -> Iterator[Schedule]:
+def _matrix(shape: _Shape, threads: int) -> Iterator[Schedule]:
     points, tiles = shape.batch * -(-shape.rows // 64), -(-shape.length // 128)
     if points < 2 * threads and tiles > 1:
         for n in _segments(points, tiles, threads):
-            yield Schedule(Strategy.MULTI, min(64, shape.rows), 128, None, n, vector=Role.ROW)
+            yield Schedule(Strategy.MULTI, shape.row(64), 128, None, n, vector=Role.ROW)
     if shape.columns >= WIDE:
         for row in (256, 128):
-            yield Schedule(Strategy.SINGLE, min(row, shape.rows), 256, None, vector=Role.COLUMN)
+            yield Schedule(Strategy.SINGLE, shape.row(row), 256, None, vector=Role.COLUMN)
         yield Schedule(Strategy.SINGLE, 64, 256, 256)
         return
     for row, tile in ((64, 128), (64, 64), (128, 64)):
         if row == 64 or shape.rows >= row:
-            yield Schedule(
-                Strategy.SINGLE, min(row, shape.rows), min(tile, max(16, shape.length)), None, vector=Role.ROW
-            )
+            yield Schedule(Strategy.SINGLE, shape.row(row), max(16, shape.tile(tile)), None, vector=Role.ROW)
 
 
-def _few_rows(shape: Shape, threads: int, segments: int) -> Iterator[Schedule]:
+def _few_rows(shape: _Shape, threads: int, segments: int) -> Iterator[Schedule]:
     tile = 256
-    row = min(shape.rows, 8)
+    row = shape.row(8)
     points = shape.batch * -(-shape.rows // row)
     tiles = -(-shape.length // tile)
     if tiles > 1 and (points < 4 * threads or segments > 1):
@@ -120,7 +114,7 @@ def _segments(points: int, tiles: int, threads: int) -> list[int]:
     return found
 
 
-def _rows(shape: Shape, threads: int, segments: int) -> Iterator[Schedule]:
+def _rows(shape: _Shape, threads: int, segments: int) -> Iterator[Schedule]:
     points = shape.batch * shape.rows
     tile = 4096
     tiles = -(-shape.length // tile)
@@ -135,6 +129,6 @@ def _rows(shape: Shape, threads: int, segments: int) -> Iterator[Schedule]:
     if shape.length <= LONGEST_WHOLE:
         yield Schedule(Strategy.WHOLE, 1, 128, None, vector=Role.CASCADE)
     if shape.length > 1024:
-        yield Schedule(Strategy.SINGLE, 1, min(tile, shape.length), None, vector=Role.CASCADE)
+        yield Schedule(Strategy.SINGLE, 1, shape.tile(tile), None, vector=Role.CASCADE)
         if shape.length > 2048:
             yield Schedule(Strategy.SINGLE, 1, 2048, None, vector=Role.CASCADE)

@@ -12,6 +12,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from redfuser.backends.cpu.layout import Kind, kind_of
+from redfuser.backends.indices import show_sum
 from redfuser.index.expr import COMPARISONS, LOGIC, Apply, Cast, Const, DType, Expr, Fn, Position, Ref
 from redfuser.index.ints import Atom, Axis, FloorDiv, Gather, Int, Mod, Size
 from redfuser.tile.strategy import Unsupported
@@ -48,26 +49,18 @@ class Scope:
     size: Callable[[Size], str]
     spans: Callable[[str], frozenset[Axis]]
     wide: bool
+    narrow: bool = False  # single floats are as wide as their dtype says
 
     def kind(self, dtype: DType) -> Kind:
         """The kind in which numbers of a dtype are computed: single floats as double, they are few and sum up the most."""
         kind = kind_of(dtype)
-        return Kind.DOUBLE if self.lane is None and kind is Kind.FLOAT else kind
+        return Kind.DOUBLE if self.lane is None and kind is Kind.FLOAT and not self.narrow else kind
 
 
 # -- integers --------------------------------------------------------------------------------------------------------
 def show_int(i: Int, s: Scope) -> str:
     """An index as a number (i64)."""
-    if i.value is not None:
-        return str(i.value) if i.value >= 0 else f"({i.value})"
-    text = ""
-    for monomial, c in i.terms:
-        parts = [_atom(a, s) for a, n in monomial for _ in range(n)]
-        if abs(c) != 1 or not parts:
-            parts.insert(0, str(abs(c)))
-        term = " * ".join(parts)
-        text = f"{text} {'-' if c < 0 else '+'} {term}" if text else f"-{term}" if c < 0 else term
-    return text if len(i.terms) == 1 and i.terms[0][1] >= 0 else f"({text})"
+    return show_sum(i, lambda a: _atom(a, s))
 
 
 def _atom(a: Atom, s: Scope) -> str:

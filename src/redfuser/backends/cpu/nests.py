@@ -8,6 +8,7 @@ each<4>(l_n, …)                          lanes that are reduced: several accum
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 
 from redfuser.backends.cpu.expr import Scope, convert, rounded, show, show_const
 from redfuser.backends.cpu.layout import Kind, kind_of
@@ -76,6 +77,9 @@ class Nests(Memory):
     def computed(self, s: Statement, scope: Scope, guarded: Callable[[Axis], str | None]) -> str:
         """What a statement without a reduction makes, as text. ``guarded``: what says that an axis is in range."""
         match s:
+            case Map() if s.base and kind_of(s.out.dtype) is Kind.FLOAT:
+                x = show(s.expr, replace(scope, narrow=True), Kind.FLOAT)
+                return convert(x, Kind.FLOAT, scope.kind(s.out.dtype))
             case Map() | Correct():
                 return show(s.expr, scope, scope.kind(s.out.dtype))
             case Guard():

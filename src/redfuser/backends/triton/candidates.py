@@ -7,11 +7,11 @@ from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
 
 from redfuser.algebra.nodes import Derivation
+from redfuser.backends.shape import Shape
 from redfuser.backends.triton.emit import emit
 from redfuser.backends.triton.layout import power
 from redfuser.backends.triton.printed import Form
 from redfuser.backends.triton.resources import REGISTERS, Estimate, Machine, microseconds
-from redfuser.index.ints import Axis, as_int
 from redfuser.regions.nodes import Region
 from redfuser.tile import roles
 from redfuser.tile.build import build
@@ -30,34 +30,18 @@ WIDE = 256  # columns of an accumulator that fill the registers of a program
 COARSE = 4.0  # times the shortest time by the model: what takes longer is not measured
 
 
-class Shape:
-    """The lengths of a region that a schedule depends on."""
+class _Shape(Shape):
+    """What a GPU's schedules depend on besides: the longest column axis, neighbours in a lane, and sweeps."""
 
     def __init__(self, region: Region, derivation: Derivation, sizes: Mapping[str, int], precision: str) -> None:
-        def count(axes: Iterable[Axis]) -> int:
-            total = 1
-            for a in axes:
-                n = as_int(a.size)
-                total *= n.evaluate({s: sizes.get(s.name, s.hint) for s in n.sizes()})
-            return total
-
-        frame = roles.frame(region, derivation)
-        self.length = count([region.problem.axis])
-        self.rows = count(a for a, r in frame.kept.items() if r is Role.ROW)
-        self.batch = count(a for a, r in frame.kept.items() if r is Role.BATCH)
-        columns = [a for a, r in frame.kept.items() if r is Role.COLUMN]
-        self.columns = count(columns)
-        self.column = max((count([a]) for a in columns), default=1)
-        self.run = 0 if self.columns > 1 or refusal(region, derivation) else self._run(region, sizes)
-        dots = list(roles.operands(region, derivation))
-        spans = [s for s, _ in dots]
-        row_axes = {a for a, r in frame.kept.items() if r is Role.ROW}
+        super().__init__(region, derivation, sizes)
+        self.column = max((self.count([a]) for a in self.axes(Role.COLUMN)), default=1)
+        self.run = 0 if self.columns > 1 or refusal(region, derivation) else self._run(region)
         self.swept = any(region.problem.axis in r.axes for r in region.results)
-        self.matrix = any((a & row_axes) ^ (b & row_axes) for a, b in spans) and self.rows > 1
-        self.wide = any(d.bytes > 2 for _, dtypes in dots for d in dtypes)
+        self.wide = any(d.bytes > 2 for _, dtypes in roles.operands(region, derivation) for d in dtypes)
         self.scalar = self.wide and precision == "ieee"  # dots that tensor cores do not compute
 
-    def _run(self, region: Region, sizes: Mapping[str, int]) -> int:
+    def _run(self, region: Region) -> int:
         """Neighbours that a lane takes: what one load of a thread holds, where rows are as far apart as such loads need."""
         largest = max(region.program.inputs, key=lambda i: (len(i.axes), i.dtype.bytes))
         return max(1, LOAD // largest.dtype.bytes) if self.length % ALIGNED == 0 else 1
@@ -72,7 +56,7 @@ def candidates(
     below; but first comes one that keeps to registers, since it is what runs where nothing is measured. A schedule is
     printed only when it is asked for. ``precision`` is that of float32 dots; ``dropped`` takes the reasons why schedules
     are left out."""
-    shape = Shape(region, derivation, sizes, precision)
+    shape = _Shape(region, derivation, sizes, precision)
     reasons = [] if dropped is None else dropped
     kinds = _dots(shape, machine) if shape.matrix else _rows(shape)
     timed: list[_Timed] = []
@@ -148,7 +132,7 @@ def _time(
 
 
 def _forced(
-    kinds: Iterator[Schedule], shape: Shape, machine: Machine, strategy: Strategy, tile: int, segments: int
+    kinds: Iterator[Schedule], shape: _Shape, machine: Machine, strategy: Strategy, tile: int, segments: int
 ) -> Iterator[Schedule]:
     """The kinds under the strategies that may pay; numbers of segments beyond the likeliest two come last."""
     later: list[Schedule] = []
@@ -191,7 +175,7 @@ def _forced(
     yield from later
 
 
-def _merge_column(shape: Shape) -> int | None:
+def _merge_column(shape: _Shape) -> int | None:
     return 128 if shape.columns > 128 else None
 
 
@@ -205,7 +189,7 @@ def _segments(programs: int, tiles: int, machine: Machine, times: Iterable[int])
     return found or [2]
 
 
-def _dots(shape: Shape, machine: Machine) -> Iterator[Schedule]:
+def _dots(shape: _Shape, machine: Machine) -> Iterator[Schedule]:
     """Tiles for cascades with matrix products."""
     row_sizes = [r for r in (128, 64, 256, 32, 16) if r <= max(16, power(shape.rows))]
     if shape.columns > 512:
@@ -243,7 +227,7 @@ def _dots(shape: Shape, machine: Machine) -> Iterator[Schedule]:
                 yield Schedule(Strategy.SINGLE, row, tile, None, warps=warps, stages=stages, bulk=copied)
 
 
-def _rows(shape: Shape) -> Iterator[Schedule]:
+def _rows(shape: _Shape) -> Iterator[Schedule]:
     """Tiles for reductions of rows: a few rows of many elements, or of a matrix each."""
     length = power(shape.length)
     column = min(64, power(shape.column)) if shape.columns > 1 else None

@@ -9,6 +9,7 @@ import math
 from collections.abc import Callable
 from dataclasses import dataclass
 
+from redfuser.backends.indices import show_sum
 from redfuser.backends.triton.layout import Dim
 from redfuser.index.expr import COMPARISONS, Apply, Cast, Const, DType, Expr, Fn, Load, Position, Ref, dtype_of
 from redfuser.index.ints import Atom, Axis, FloorDiv, Gather, Int, Mod, Size, nonnegative
@@ -65,16 +66,7 @@ def _closed(text: str) -> str:
 # -- integers --------------------------------------------------------------------------------------------------------
 def show_int(i: Int, s: Scope) -> str:
     """An index as text; a negative number is in brackets."""
-    if i.value is not None:
-        return str(i.value) if i.value >= 0 else f"({i.value})"
-    text = ""
-    for monomial, c in i.terms:
-        parts = [_atom(a, s) for a, n in monomial for _ in range(n)]
-        if abs(c) != 1 or not parts:
-            parts.insert(0, str(abs(c)))
-        term = " * ".join(parts)
-        text = f"{text} {'-' if c < 0 else '+'} {term}" if text else f"-{term}" if c < 0 else term
-    return text if len(i.terms) == 1 and i.terms[0][1] >= 0 else f"({text})"
+    return show_sum(i, lambda a: _atom(a, s))
 
 
 def show_factor(i: Int, s: Scope) -> str:
