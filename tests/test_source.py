@@ -57,6 +57,9 @@ FILES = {
     "decode multi": lambda: source(causal, qkv(1, 200), strategy="multi", segments=3, tile=32),
     "softmax whole": lambda: source(CASES["safe_softmax"].fn, CASES["safe_softmax"].inputs(), strategy="whole"),
     "top-k": lambda: source(CASES["topk_of_softmax"].fn, CASES["topk_of_softmax"].inputs()),
+    "variance multi": lambda: source(
+        CASES["variance"].fn, CASES["variance"].inputs(), strategy="multi", segments=3, tile=32
+    ),
     "variance": lambda: source(CASES["variance"].fn, CASES["variance"].inputs(), strategy="single"),
     "cast": lambda: source(rounded_product, CASES["amax_fp8_gemm"].inputs()),
     "float8": lambda: source(CASES["amax_fp8_gemm"].fn, CASES["amax_fp8_gemm"].inputs()),

@@ -14,8 +14,8 @@ def report(name: str, stage: str):
 
 def test_rescale():
     z = report("attention", "Z")
-    assert z.update == "Z <- Z' * exp(m' - m) + sum(exp(x - m))    # kept while m' is -inf"
-    assert z.merge == "Z <- Z.a * exp(m.a - m) + Z.b * exp(m.b - m)    # kept while m.a is -inf (b alike)"
+    assert z.update == "Z <- Z' * exp(m' - m) + sum(exp(x - m))    # 0 stands for m while m is -inf"
+    assert z.merge == "Z <- Z.a * exp(m.a - m) + Z.b * exp(m.b - m)    # 0 stands for m while m is -inf"
 
 
 def test_rebase_shows_the_base_and_its_move_once():

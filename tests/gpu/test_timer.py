@@ -46,11 +46,8 @@ def test_it_agrees_with_a_long_run():
     assert one == pytest.approx(start.elapsed_time(end) * 1000 / 20, rel=0.3)
 
 
-def test_inputs_come_from_memory(monkeypatch):
-    """What fits in the L2 cache takes longer than when the timer does not flush it."""
-    from redfuser.runtime import timers
+def test_more_is_flushed_than_the_cache_holds():
+    from redfuser.runtime.timers import _flush_buffer
 
-    x = torch.zeros(torch.cuda.get_device_properties(0).L2_cache_size // 4 // 4, device="cuda")
-    cold = warm(lambda: x.add_(1))
-    monkeypatch.setattr(timers, "_flush_buffer", lambda: torch.empty(256, dtype=torch.int32, device="cuda"))
-    assert cold > 1.05 * warm(lambda: x.add_(1))
+    flush = _flush_buffer()
+    assert flush.is_cuda and flush.nbytes >= 2 * torch.cuda.get_device_properties(0).L2_cache_size

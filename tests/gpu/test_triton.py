@@ -1,5 +1,7 @@
 """Fused functions on a CUDA device, by printed kernels. Skipped where there is none."""
 
+from concurrent.futures import ThreadPoolExecutor
+
 import pytest
 import torch
 from catalogue import ONE_PASS, SEVERAL, L, draw
@@ -110,4 +112,56 @@ def test_a_device_that_is_not_current(strategy, launched):
             got = fused(*there)
             assert torch.cuda.current_device() == 0
             assert got.device == there[0].device and torch.equal(got.cpu(), want.cpu())
+    assert launched
+
+
+def variance(x):
+    return x.var(-1)
+
+
+def fused_variance():
+    return redfuser.fuse(variance, rest="eager", tune="off", strategy="multi", segments=16)
+
+
+def test_programs_meet_on_every_stream_and_in_graphs(launched):
+    """The counters are zeros again behind each launch, whoever launches and wherever."""
+    fused = fused_variance()
+    rows = [torch.randn(3, 100_000, device="cuda") + n for n in range(4)]
+    wants = [x.double().var(-1) for x in rows]
+    streams = [torch.cuda.Stream() for _ in rows]
+    with torch.no_grad():
+        fused(rows[0])
+        graphs = []
+        for x in rows:
+            graph = torch.cuda.CUDAGraph()
+            with torch.cuda.graph(graph):
+                out = fused(x)
+            graphs.append((graph, out))
+        torch.cuda.synchronize()
+        for _ in range(20):
+            gots = []
+            for x, stream, (graph, _) in zip(rows, streams, graphs, strict=True):
+                with torch.cuda.stream(stream):
+                    gots.append(fused(x))
+                    graph.replay()
+            torch.cuda.synchronize()
+            for got, (_, replayed), want in zip(gots, graphs, wants, strict=True):
+                assert_close(got, want, tolerance=1e-6)
+                assert torch.equal(got, replayed)
+    assert launched
+
+
+def test_threads_share_a_stream(launched):
+    """Each launch finds what its own programs have stored."""
+    fused = fused_variance()
+    rows = [torch.randn(2, 50_000, device="cuda") * (n + 1) for n in range(4)]
+    with torch.no_grad():
+        wants = [fused(x) for x in rows]
+
+        def many(n):
+            with torch.no_grad():
+                return all(torch.equal(fused(rows[n]), wants[n]) for _ in range(200))
+
+        with ThreadPoolExecutor(4) as pool:
+            assert all(pool.map(many, range(4)))
     assert launched

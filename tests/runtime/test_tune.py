@@ -116,6 +116,22 @@ def test_one_disturbed_turn_decides_nothing():
     assert Bench({"a": [12.0, 1.0, 12.0], "b": 10.0}).tune().best == "b"
 
 
+def test_long_ones_are_heated_and_then_judged_hot():
+    cold_and_hot = {"a": [1000.0, 1000.0, 1300.0], "b": [1100.0, 1100.0, 1200.0], "slow": 1800.0}
+    bench = Bench(cold_and_hot, timer_seconds=0.5)
+    outcome = bench.tune(heat=0.8)
+    assert outcome.best == "b" and bench.measured[:5] == ["a", "b", "slow", "a", "b"]
+    assert said(outcome)["a"] == (1300.0, "") and said(outcome)["b"] == (1200.0, "")
+    assert Bench(cold_and_hot, timer_seconds=0.5).tune(heat=0.8, seconds=2.0).best == "a", "no time for a hot turn"
+
+
+def test_short_ones_and_single_ones_are_not_heated():
+    bench = Bench({"a": 10.0, "b": 9.0}, timer_seconds=0.1)
+    bench.tune(heat=0.8)
+    assert bench.measured.count("a") == ROUNDS
+    assert Bench({"a": 1000.0}, timer_seconds=0.1).tune(heat=0.8).best == "a"
+
+
 def test_at_most_counts_those_that_run():
     bench = Bench({"x": "no build", "a": 4.0, "b": 3.0, "c": 2.0, "d": 1.0})
     assert bench.tune(at_most=2).best == "b"

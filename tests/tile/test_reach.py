@@ -42,6 +42,38 @@ def test_numbers(name, causal):
         assert_close(region.scheduled(Schedule(Strategy.SINGLE, row=row, tile=tile)), region.oracle())
 
 
+ORDERS = {
+    "at least": lambda row, along: along >= row,
+    "below": lambda row, along: along < row,
+    "the row at least": lambda row, along: row >= along,
+    "between": lambda row, along: (row - 9 < along) & (along <= row),
+    "other": lambda row, along: row != along,
+}
+FARTHEST = torch.iinfo(torch.int64)
+NUMBERS = {
+    "in order": torch.arange(L) // 7,
+    "mixed": torch.arange(L) * 7 % 23,
+    "farthest": torch.where(torch.arange(L) % 40 < 20, FARTHEST.min, FARTHEST.max),
+    "real": torch.where(torch.arange(L) == 77, math.nan, torch.arange(L) // 7),
+}
+
+
+@pytest.mark.parametrize("numbers", NUMBERS)
+@pytest.mark.parametrize("order", ORDERS)
+def test_orders(order, numbers):
+    """A run of positions is judged by its range, where there is one: real numbers may be NaN, which lies in none."""
+    args = [*(torch.randn(3, L, 8) for _ in range(3)), NUMBERS[numbers], NUMBERS[numbers].flip(0)]
+
+    def f(q, k, v, row, along):
+        seen = ORDERS[order](row[:, None], along[None, :])
+        return torch.softmax((q @ k.transpose(-1, -2)).masked_fill(~seen, float("-inf")), -1) @ v
+
+    (region,) = record(f, args)
+    for row, tile, lanes in ((4, 16, False), (32, 32, True), (64, 128, False)):
+        schedule = Schedule(Strategy.SINGLE, row=row, tile=tile, search_lanes=lanes)
+        assert_close(region.scheduled(schedule), region.oracle())
+
+
 def test_rows_without_any_position():
     q, k, v = (torch.randn(2, 3, L, 8) for _ in range(3))
     here, there = torch.arange(L) // 50, torch.arange(L) // 50 + 1

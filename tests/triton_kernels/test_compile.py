@@ -1,4 +1,6 @@
-"""What the printer chooses beside the schedule, in the compiled code: formats, copies, functions."""
+"""What the printer chooses beside the schedule, in the compiled code: formats, copies, functions, how segments meet."""
+
+import re
 
 import pytest
 from catalogue import ONE_PASS, SEVERAL
@@ -12,14 +14,23 @@ from redfuser.tile.strategy import Schedule
 
 CASES = {c.name: c for c in ONE_PASS + SEVERAL}
 SINGLE = Schedule(Strategy.SINGLE, row=16, tile=32)
+MULTI = Schedule(Strategy.MULTI, row=16, tile=32, segments=3)
 
 
-def kernels(case, directory, target):
+def kernels(case, directory, target, schedule=SINGLE):
     return [
         k
         for shaped in regions(case.fn, case.inputs(), **case.options)
-        for k in compiled(shaped, SINGLE, directory, target)
+        for k in compiled(shaped, schedule, directory, target)
     ]
+
+
+def test_partial_states_are_joined_by_the_last_program(tmp_path):
+    """One launch: what the other programs have stored is seen by the one that comes last."""
+    (ptx,) = [k.asm["ptx"] for k in kernels(CASES["variance"], tmp_path, "cuda:90", MULTI)]
+    assert re.search(r"atom\.global\.gpu\.acq_rel\.add", ptx)
+    before, _, after = ptx.partition("atom.global.gpu.acq_rel.add")
+    assert "st.global" in before and "bar.sync" in before[before.rindex("st.global") :] and "ld.global" in after
 
 
 def test_e4m3_needs_compute_capability_89(tmp_path):

@@ -50,8 +50,9 @@ def keeps_to_registers(found, spilled):
         region, derivation = shaped.planned.region, shaped.planned.derivation
         schedule = engine.decide(region, derivation, {}, OPTIONS).schedule
         program = build(region, derivation, schedule)
-        kernels = engine.launcher(program, schedule).compile(shaped.inputs, {}, TARGET)
-        assert len(kernels) == len(program.kernels)
+        launcher = engine.launcher(program, schedule)
+        kernels = launcher.compile(shaped.inputs, {}, TARGET)
+        assert len(kernels) == len(launcher.printed(shaped.inputs, {}).kernels)
         shared = [k.metadata.shared for k in kernels]
         assert max(shared) <= machine(TARGET).shared, f"{schedule}: {shared} bytes of shared memory"
         uses = [usage(k) for k in kernels]

@@ -21,6 +21,11 @@ CASES = {
         Schedule(Strategy.SINGLE, row=1, tile=4096, lanes=128, run=8, warps=4, stages=3),
         "logsumexp",
     ),
+    "long_rows_multi": (
+        "long rows",
+        Schedule(Strategy.MULTI, row=1, tile=4096, segments=8, merge_row=1, lanes=128, run=8, warps=4, stages=3),
+        "logsumexp",
+    ),
     "routing_whole": ("routing", Schedule(Strategy.WHOLE, row=4), "routing"),
     "softmax_whole": ("softmax", Schedule(Strategy.WHOLE, row=1), "softmax"),
 }

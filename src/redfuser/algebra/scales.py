@@ -247,8 +247,11 @@ class Scaled:
             k, r = parameter(s, m)
             base, test = exponent_base(s, self.stage, r, self.bounded)
             self.table[r] = self.exponents[r] = base
-            total = advance(total, s.inner(k), base, old(base))
-            if test is not None:
+            vanishes = x is not None and not self.bounded and self._sinks(k, r)
+            total = advance(total, s.inner(k), base, old(build.cast(s.inner(r), base.dtype) if vanishes else base))
+            if vanishes:
+                last = advance(last, s.inner(k), s.raw(r), base)
+            elif test is not None:
                 if not anyway:
                     self.idle = test if self.idle is None else build.logic(Fn.OR, self.idle, test)
                 last = advance(last, s.inner(k), s.raw(r), base)
@@ -258,7 +261,16 @@ class Scaled:
         self.note.treatments.add(Treatment.RESCALE)
         after = f"{s.separator.name(build.exp(total))} when the base moves"
         s.rule(self.stage, "rescale", s.separator.name(self.core), after,
-               "a state still at its identity is not corrected", "the exponent is at most 0")  # fmt: skip
+               "a state still at its identity stays there", "the exponent is at most 0")  # fmt: skip
+
+    def _sinks(self, k: Term, r: Term) -> bool:
+        """True where the scale exp(k * r) takes all from a state to which nothing was added: r is an extremum, and k * r
+        is +inf as long as every exponent is -inf. The state is 0 then, and so is what moves it, whatever the new base.
+        """
+        acc = self.s.accumulators.get(r)
+        if acc is None or len(self.moving.addends) != 1:
+            return False
+        return (acc.reducer is Reducer.MAX and k.nonpos) or (acc.reducer is Reducer.MIN and k.nonneg)
 
 
 def _along(e: Expr, what: Expr, by: Expr) -> Expr:

@@ -16,9 +16,11 @@ from redfuser.algebra.groups import Group, Refused
 from redfuser.algebra.nodes import Stage, Treatment
 from redfuser.algebra.poly import Terms
 from redfuser.algebra.scales import Scaled
+from redfuser.algebra.signs import adds_up
 from redfuser.algebra.state import Entry, State, factorial_of, low_precision, old
 from redfuser.algebra.terms import ANY, NONNEG, D, Sign, Term, base_power
 from redfuser.index.expr import (
+    Const,
     DType,
     Expr,
     Fn,
@@ -115,6 +117,10 @@ class GroupPlacer(Scaled):
             )
             placed = coordinates.Placed(const(0.0, self.dtype), s.raw(r), f"0: {why}")
             self.note.treatments.add(Treatment.DEFER)
+        elif linear and adds_up(s, self.g.terms, c):
+            why = "what it adds to an element has the element's sign"
+            placed = coordinates.Placed(const(0.0, self.dtype), s.raw(r), f"0: {why}")
+            self.note.treatments.add(Treatment.DEFER)
         elif not related:
             raise Refused(
                 RefusalKind.ILL_CONDITIONED,
@@ -125,11 +131,10 @@ class GroupPlacer(Scaled):
         else:
             placed = coordinates.place(s, self.stage, r, base_name(s, self.stage, r), self.fix is None)
             self.note.treatments.add(Treatment.REBASE)
-        mark = (
-            placed.base
-            if not isinstance(placed.base, Ref)
-            else ref(f"{placed.base.name}#{len(self.marks)}", placed.base.dtype)
+        named = (
+            placed.base.name if isinstance(placed.base, Ref) else "zero" if linear and self.factor is not None else ""
         )
+        mark = ref(f"{named}#{len(self.marks)}", dtype_of(placed.base)) if named else placed.base
         self.marks[mark] = placed.base
         self.table[r] = mark
         s.rule(
@@ -144,9 +149,11 @@ class GroupPlacer(Scaled):
     def _moments(self, cs: list[Term], placed: list[coordinates.Placed]) -> Term:
         s, t = self.s, self.t
         element = at_base(s, self.core, self.table, self.exponents)
+        still = {r: base if isinstance(base := self.marks.get(e, e), Const) else e for r, e in self.table.items()}
+        whole = at_base(s, self.core, still, self.exponents)
         degrees = [max((poly.degree(p, c) for p in self.g.terms.values()), default=0) for c in cs]
         order = sorted(itertools.product(*[range(d + 1) for d in degrees]), key=lambda a: (sum(a), a[::-1]))
-        plan = [(a, *self._derived(a, cs, placed, element)) for a in order]
+        plan = [(a, *self._derived(a, cs, placed, element if any(a) else whole)) for a in order]
         plan = [p for p in plan if p[1]]
         jets: dict[Index, tuple[float, Ref]] = {}
         pending: list[tuple[Index, Terms, Expr, Sign]] = []

@@ -1,6 +1,6 @@
 """What the user reads about a stage: update, merge and state, in the stages' names.
 
-    Z <- Z' * exp(m' - m) + sum(exp(s - m))    # kept while m' is -inf
+    Z <- Z' * exp(m' - m) + sum(exp(s - m))    # 0 stands for m while m is -inf
 
 A primed value is the one before this tile; ``.a`` and ``.b`` are two partial states. A base that only guards a result
 is shown as that result; guards are comments.

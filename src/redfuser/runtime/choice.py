@@ -18,12 +18,14 @@ from redfuser.runtime.engine import Engine, Replaced, Sizes
 from redfuser.runtime.tune import Outcome, Row, progress_bar, tune
 from redfuser.settings import Options, Tune
 from redfuser.tile.cost import Cost, Decision
-from redfuser.tile.nodes import Program, Role, Strategy
+from redfuser.tile.nodes import Dot, Program, Role, Strategy
 from redfuser.tile.strategy import Schedule
+from redfuser.tile.uses import every
 
 log = logging.getLogger("redfuser")
 LIMITS = {Tune.FAST: (8, 10.0), Tune.FULL: (64, 300.0)}  # candidates and seconds
 MOST_BESIDE = 2**28  # bytes of intermediates on a CPU; what makes more of them is not faster
+HEAT = 0.8  # seconds in which products of matrices bring a GPU to its power limit
 SHARE = 0.4  # of the free memory that the unfused code's intermediates may take while it is measured
 
 
@@ -102,6 +104,7 @@ def measured(
         outcome = tune(
             contenders, build, engine.timer,
             at_most=at_most, seconds=seconds, at_least=1 + competes, progress=progress,
+            heat=HEAT if any(x.is_cuda for x in inputs) and any(_multiplies(p) for p, _ in pairs) else 0.0,
         )  # fmt: skip
     if not any(r.microseconds is not None for r in outcome.rows):
         return None
@@ -118,6 +121,10 @@ def _call(fn: Callable[[], object]) -> Callable[[], None]:
         fn()
 
     return run
+
+
+def _multiplies(p: Program) -> bool:
+    return any(isinstance(s, Dot) for k in p.kernels for s in every(k.body))
 
 
 def _affordable(cost: Cost, inputs: Sequence[torch.Tensor]) -> bool:

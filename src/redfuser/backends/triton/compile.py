@@ -9,7 +9,7 @@ import triton
 from triton.backends.compiler import GPUTarget
 from triton.compiler import ASTSource
 
-from redfuser.backends.triton.printed import Length, Pointer, Printed, Stride
+from redfuser.backends.triton.printed import Counters, Length, Pointer, Printed, Stride
 from redfuser.tile.nodes import Tensor
 
 _POINTER = {
@@ -42,6 +42,9 @@ def compile_kernel(
         match a:
             case Pointer():
                 signature[name] = f"*{_POINTER[tensors[a.tensor].dtype.value]}"
+                attributes[(n,)] = [["tt.divisibility", 16]]
+            case Counters():
+                signature[name] = "*i32"
                 attributes[(n,)] = [["tt.divisibility", 16]]
             case Stride() if value == 1:
                 signature[name] = "constexpr"

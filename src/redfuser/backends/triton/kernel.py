@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
+from dataclasses import replace
 
 from redfuser.backends.tidy import tidy
 from redfuser.backends.triton.expr import TL, Scope, show, show_const, show_int
+from redfuser.backends.triton.layout import Block
 from redfuser.backends.triton.places import Places
-from redfuser.backends.triton.printed import Length, Pointer, Printed, Stride
+from redfuser.backends.triton.printed import Counters, Length, Place, Pointer, Printed, Stride
 from redfuser.backends.triton.writer import Lines, unbracketed
 from redfuser.index.expr import Const, Position, Ref
 from redfuser.index.expr import walk as expression_nodes
@@ -207,25 +209,95 @@ class KernelWriter(Places):
         )
         return "TILE" if d is not None else str(tile)
 
-    def kernel(self) -> Printed:
+    def kernel(self, last: Printed | None = None) -> Printed:
+        """The function that a launch enters. ``last`` is what the last program of those that meet goes on with."""
+        body = self.body()
+        head, grid = self.prologue()
+        note, meeting = self.k.note, None
+        if last is not None:
+            meeting = tuple(p for p in grid if p.axis is None or self.tile[p.axis].role is not Role.SEGMENT)
+            body += self.meet(grid, meeting, last)
+            note += "; the last one to come joins the partial states"
+        return self.function([*head, *body], note, [], grid, last, meeting)
+
+    def told(self) -> Printed:
+        """A function that is told the place of its program, for a kernel to call."""
+        body = self.body()
+        head, grid = self.prologue(told=True)
+        return self.function([*head, *body], self.k.note, [p.name for p in grid], grid)
+
+    def body(self) -> list[str]:
         for s in self.k.body:
             self.statement(s)
-        body = self.blocks[0].lines
-        head, grid = self.prologue()
-        lines = [f'"""{self.k.note[:1].upper()}{self.k.note[1:]}."""', *head, *body]
+        return self.blocks[0].lines
+
+    def meet(self, grid: Sequence[Place], meeting: Sequence[Place], last: Printed) -> list[str]:
+        """Counts the programs that have come to the end, and lets the last one go on.
+
+        A barrier stands between what the threads of a program have stored and the number that says so; the number is
+        read and raised with the memory order that shows its reader all of that. What is computed does not depend on
+        which program is the last.
+        """
+        apart = [self.count(p) for p in grid if p not in meeting]
+        index = ""
+        for p in reversed(meeting):
+            index = (
+                f"({index}) * {self.count(p)} + {p.name}"
+                if "+" in index
+                else (f"{index} * {self.count(p)} + {p.name}" if index else p.name)
+            )
+        arrived = self.id("note", "arrived")
+        counter = self.argument("arrived_ptr", Counters())
+        counter = f"{counter} + {index}" if index else counter
+        told = [self.own(p, grid) for p in last.grid]
+        given = [self.argument(name, a) for name, a in last.arguments]
+        blocks = [f"{b.name}={self.constant(b)}" for b in last.blocks]
+        return [
+            "tl.debug_barrier()",
+            f"{arrived} = tl.atomic_add({counter}, 1)",
+            f"if {arrived} == {' * '.join(apart)} - 1:",
+            f"    tl.store({counter}, 0)  # for the next launch",
+            f"    {last.name}({', '.join([*told, *given, *blocks])})",
+        ]
+
+    @staticmethod
+    def own(place: Place, grid: Sequence[Place]) -> str:
+        return next(p.name for p in grid if p.axis is place.axis)
+
+    def constant(self, b: Block) -> str:
+        """A constexpr of another function among those of this one."""
+        known = next((x for x in self.layout.blocks if x == b), None)
+        if known is None:
+            known = replace(b, name=self.names.new(b.name))
+            self.layout.blocks.append(known)
+        return known.name
+
+    def function(
+        self, body: Sequence[str], note: str, told: Sequence[str], grid: Sequence[Place],
+        last: Printed | None = None, meeting: tuple[Place, ...] | None = None,
+    ) -> Printed:  # fmt: skip
+        lines = [f'"""{note[:1].upper()}{note[1:]}."""', *body]
         blocks = list(self.layout.blocks)
-        order = {Pointer: 0, Stride: 1, Length: 2}
+        order = {Pointer: 0, Counters: 1, Stride: 2, Length: 3}
         self.arguments = dict(sorted(self.arguments.items(), key=lambda x: order[type(x[1])]))
-        names = [*self.arguments, *(f"{b.name}: tl.constexpr" for b in blocks)]
+        names = [*told, *self.arguments, *(f"{b.name}: tl.constexpr" for b in blocks)]
         lengths = [n for n, a in self.arguments.items() if isinstance(a, Length)]
         decorator = f"@triton.jit(do_not_specialize={lengths!r})" if lengths else "@triton.jit"
         signature = f"def {self.name}({', '.join(names)}):"
         if len(signature) > 110:
             signature = f"def {self.name}(\n    {_wrapped(names)},\n):"
-        body = [tidied for line in lines for tidied in tidy(f"    {line}")]
-        text = "\n".join([decorator, signature, *body]) + "\n"
+        lines = [tidied for line in lines for tidied in tidy(f"    {line}")]
+        text = "\n".join([decorator, signature, *lines]) + "\n"
+        if last is not None:
+            text = f"{last.text}\n\n{text}"
         return Printed(
-            self.name, text, tuple(self.arguments.items()), tuple(blocks), tuple(grid), tuple(self.bulk.values())
+            self.name,
+            text,
+            tuple(self.arguments.items()),
+            tuple(blocks),
+            tuple(grid),
+            tuple(self.bulk.values()),
+            meeting,
         )
 
 

@@ -18,9 +18,10 @@ from torch import Tensor
 
 from redfuser.backends.sources import load
 from redfuser.backends.torch_expr import TORCH
+from redfuser.backends.triton import workspace
 from redfuser.backends.triton.emit import emit
 from redfuser.backends.triton.layout import power
-from redfuser.backends.triton.printed import Form, Length, Pointer, Printed, Source, Stride
+from redfuser.backends.triton.printed import Counters, Form, Length, Place, Pointer, Printed, Source, Stride
 from redfuser.index.ints import Atom, Int
 from redfuser.tile.nodes import Kind, Program
 from redfuser.tile.uses import farthest
@@ -121,14 +122,16 @@ class Launcher:
         names = [t.name for t in (*self._inputs, *self._outputs, *self._scratch)]
         places = {name: n for n, name in enumerate(names)}
         options = {"num_warps": self.warps, "num_stages": self.stages, "enable_fp_fusion": True}
-        launches = []
+        launches, counters = [], 0
         for k in source.kernels:
             blocks, arguments = self._arguments(k, number, strides)
-            grid = math.prod(_count(number(n), blocks, step) for n, step in k.grid)
+            grid = _programs(k.grid, blocks, number)
+            counters = max(counters, 0 if k.meeting is None else _programs(k.meeting, blocks, number))
             pointers = [(n, places[a.tensor]) for n, (_, a) in enumerate(k.arguments) if isinstance(a, Pointer)]
+            pointers += [(n, len(names)) for n, (_, a) in enumerate(k.arguments) if isinstance(a, Counters)]
             launches.append(_Launch(getattr(module, k.name), grid, arguments, pointers, blocks, options))
         scalars = [n for n, x in enumerate(inputs) if x.device != device]
-        return _Bound(launches, outputs, scratch, scalars, device, any(k.bulk for k in source.kernels))
+        return _Bound(launches, outputs, scratch, counters, scalars, device, any(k.bulk for k in source.kernels))
 
     def compile(self, inputs: Sequence[Tensor], sizes: Mapping[str, int], target: str) -> list[Any]:
         """Every kernel compiled for a target, as a launch with these inputs (meta tensors are enough) would be."""
@@ -167,7 +170,7 @@ class Launcher:
         arguments: list[Any] = []
         for _, a in k.arguments:
             match a:
-                case Pointer():
+                case Pointer() | Counters():
                     arguments.append(None)
                 case Stride():
                     arguments.append(strides[a.tensor][a.dim])
@@ -191,7 +194,7 @@ class _Launch:
         self._kernel, self._grid, self._options = kernel, (grid, 1, 1), options | blocks
         self._arguments, self._pointers = arguments, pointers
         self._given = [*arguments, *blocks.values()]
-        self.runner: Callable[..., None] | None = None
+        self.runner: Callable[[int, Sequence[Any]], None] | None = None
 
     def first(self, tensors: Sequence[Tensor]) -> None:
         """Compiles for these tensors, and launches."""
@@ -200,14 +203,34 @@ class _Launch:
             given[n] = tensors[place]
         compiled = self._kernel[self._grid](*given, **self._options)
         if compiled is not None:
-            self.runner = compiled[self._grid]
+            self.runner = _runner(compiled, self._grid)
 
     def again(self, addresses: Sequence[int], stream: int) -> None:
         given = self._given.copy()
         for n, place in self._pointers:
             given[n] = addresses[place]
         assert self.runner is not None
-        self.runner(*given, stream=stream)
+        self.runner(stream, given)
+
+
+def _runner(compiled: Any, grid: tuple[int, int, int]) -> Callable[[int, Sequence[Any]], None]:
+    """Launches a compiled kernel on a stream, as Triton does; profilers are told what they are told otherwise."""
+    told = compiled[grid]
+    enter, function, metadata, (x, y, z) = compiled.run, compiled.function, compiled.packed_metadata, grid
+    knobs = triton.knobs.runtime
+
+    def run(stream: int, given: Sequence[Any]) -> None:
+        if _is_heard(knobs.launch_enter_hook) or _is_heard(knobs.launch_exit_hook):
+            told(*given, stream=stream)
+        else:
+            enter(x, y, z, stream, function, metadata, None, None, None, *given)
+
+    return run
+
+
+def _is_heard(hook: Any) -> bool:
+    """True where somebody wants to know of launches."""
+    return hook is not None and bool(getattr(hook, "calls", True))
 
 
 class _Bound:
@@ -218,11 +241,13 @@ class _Bound:
         launches: list[_Launch],
         outputs: list[tuple[tuple[int, ...], torch.dtype, tuple[int, ...]]],
         scratch: list[tuple[tuple[int, ...], torch.dtype]],
+        counters: int,
         scalars: list[int],
         device: torch.device,
         descriptors: bool,
     ) -> None:
         self._launches, self._outputs, self._scratch, self._scalars = launches, outputs, scratch, scalars
+        self._counters = counters
         self._device, self._descriptors = device, descriptors
         self._offsets: list[int] = []
         self._bytes = 0
@@ -247,18 +272,25 @@ class _Bound:
         if not self._ready:
             outputs = [torch.empty(shape, dtype=dtype, device=device) for shape, dtype, _ in self._outputs]
             scratch = [torch.empty(shape, dtype=dtype, device=device) for shape, dtype in self._scratch]
+            last = [torch.zeros(self._counters, dtype=torch.int32, device=device)] if self._counters else []
             for launch in self._launches:
-                launch.first([*tensors, *outputs, *scratch])
+                launch.first([*tensors, *outputs, *scratch, *last])
             self._ready = all(launch.runner is not None for launch in self._launches)
             return outputs
         # a launch has compiled for a GPU: device is the current one
         outputs = [_empty(shape, strides, dtype) for shape, dtype, strides in self._outputs]
         addresses = [x.data_ptr() for x in tensors] + [x.data_ptr() for x in outputs]
-        if self._bytes:
-            buffer = _empty((self._bytes,), (1,), torch.uint8)  # held until all is launched
+        stream = torch._C._cuda_getCurrentRawStream(device.index)
+        if self._bytes:  # of several launches, others of the stream may come between them
+            kept = workspace.scratch(device, stream, self._bytes) if len(self._launches) == 1 else None
+            buffer = (
+                kept if kept is not None else _empty((self._bytes,), (1,), torch.uint8)
+            )  # held until all is launched
             start = buffer.data_ptr()
             addresses += [start + offset for offset in self._offsets]
-        stream = torch._C._cuda_getCurrentRawStream(device.index)
+        if self._counters:
+            met = workspace.counters(device, stream, self._counters)  # held alike
+            addresses.append(met.data_ptr())
         for launch in self._launches:
             launch.again(addresses, stream)
         return outputs
@@ -288,10 +320,14 @@ class _Numbers:
         return i.evaluate(env)
 
 
-def _count(n: int, blocks: Mapping[str, int], step: str | None) -> int:
-    if step is None:
-        return n
-    return -(-n // (blocks[step] if step in blocks else int(step)))
+def _programs(grid: Sequence[Place], blocks: Mapping[str, int], number: _Numbers) -> int:
+    """The number of places in a grid."""
+
+    def count(p: Place) -> int:
+        step = 1 if p.step is None else blocks[p.step] if p.step in blocks else int(p.step)
+        return -(-number(p.positions) // step)
+
+    return math.prod(map(count, grid))
 
 
 def _contiguous(shape: tuple[int, ...]) -> tuple[int, ...]:

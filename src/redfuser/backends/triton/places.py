@@ -6,6 +6,7 @@ from collections.abc import Iterator
 
 from redfuser.backends.triton.expr import show_factor, show_int
 from redfuser.backends.triton.operations import Operations
+from redfuser.backends.triton.printed import Place
 from redfuser.index.ints import ONE, Axis, Int, as_int, product
 from redfuser.tile.nodes import (
     At,
@@ -29,47 +30,31 @@ CACHED = 2**24  # elements of a tensor that programs far apart may still find in
 class Places(Operations):
     """The head of one kernel."""
 
-    def prologue(self) -> tuple[list[str], list[tuple[Int, str | None]]]:
-        """The place of a program in the grid, and the index vectors that the body names."""
+    def prologue(self, told: bool = False) -> tuple[list[str], list[Place]]:
+        """The index vectors that the body names, from the place of a program in the grid, which comes first unless the
+        program is ``told`` where it is. The places are in the order of the programs."""
         lines: list[str] = []
         rows = [t for t in self.k.grid if t.role is Role.ROW]
         others = [t for t in self.k.grid if t.role is not Role.ROW]
         shared = self.shared()
         others.sort(key=lambda t: (t.role is Role.BATCH, -shared[t.axis]))
         wide = ".to(tl.int64)" if self.form.wide else ""
-        grid: list[tuple[Int, str | None]] = []
-        counted: list[tuple[str, str, TileAxis | None]] = []
+        grid: list[Place] = []
         total = product(as_int(t.axis.size) for t in rows)
         if rows and total is not ONE:
             step = "ROWS" if self.layout.row is not None else None
-            grid.append((total, step))
-            counted.append((self.count(total, step), "row_tile" if step else self.row_name(), None))
+            grid.append(Place(None, "row_tile" if step else self.row_name(), total, step))
         for t in others:
             d = self.layout.dims.get(t.axis)
             step = None if d is None else str(d.pieces[0].length)
-            n = as_int(t.axis.size)
-            if n.value != 1:
-                grid.append((n, step))
-                counted.append((self.count(n, step), "_tile" if step else "", t))
-        uneven = self.uneven() and self.layout.row is not None and len(counted) > 1
+            if as_int(t.axis.size).value != 1:
+                grid.append(Place(t.axis, self.axis_id(t.axis, "_tile" if step else ""), as_int(t.axis.size), step))
+        uneven = self.uneven() and self.layout.row is not None and len(grid) > 1
         if not uneven:  # neighbours share what no cache would hold until it is wanted again
             most = max((shared[t.axis] for t in rows), default=0)
-            counted.sort(key=lambda c: c[2] is None or shared[c[2].axis] <= max(most, CACHED))
-        if len(counted) > 0:
-            order = "tl.num_programs(0) - 1 - " if self.k.backwards else ""
-            lines.append(f"pid = {order}tl.program_id(0){wide}")
-        if uneven:
-            lines += self.heavy_first(counted)
-            counted = counted[1:]
-            rest = "rest"
-        else:
-            rest = "pid"
-        for place, (count, wish, owner) in enumerate(counted):
-            name = wish if owner is None else self.axis_id(owner.axis, wish)
-            last = place + 1 == len(counted)
-            lines.append(f"{name} = {rest}" if last else f"{name} = {rest} % {count}")
-            if not last:
-                lines.append(f"{rest} = {rest} // {count}")
+            grid.sort(key=lambda p: p.axis is None or shared[p.axis] <= max(most, CACHED))
+        if not told:
+            lines += self.found(grid, uneven, wide)
         for t in (*others, *(rows if total is ONE else ())):
             if as_int(t.axis.size).value == 1 and self.layout.dims.get(t.axis) is None:
                 name = self.axis_id(t.axis)
@@ -88,6 +73,20 @@ class Places(Operations):
         lines += self.whole(wide)
         return lines, grid
 
+    def found(self, grid: list[Place], uneven: bool, wide: str) -> list[str]:
+        """Where a program is, by its number."""
+        if not grid:
+            return []
+        order = "tl.num_programs(0) - 1 - " if self.k.backwards else ""
+        lines = [f"pid = {order}tl.program_id(0){wide}"]
+        rest = "pid"
+        if uneven:
+            lines += self.heavy_first(grid)
+            grid, rest = grid[1:], "rest"
+        for p in grid[:-1]:
+            lines += [f"{p.name} = {rest} % {self.count(p)}", f"{rest} = {rest} // {self.count(p)}"]
+        return [*lines, f"{grid[-1].name} = {rest}"]
+
     def shared(self) -> dict[Axis, int]:
         """For each axis of the grid, the elements of the largest tensor that is the same all along it."""
         out = dict.fromkeys((t.axis for t in self.k.grid), 0)
@@ -105,21 +104,22 @@ class Places(Operations):
         rows = [t for t in self.k.grid if t.role is Role.ROW]
         return self.axis_id(rows[0].axis) if len(rows) == 1 else self.id("axis", "row")
 
-    def count(self, n: Int, step: str | None) -> str:
-        text = show_factor(n, self.scope((), {}))
-        return text if step is None else f"tl.cdiv({text}, {step})"
+    def count(self, p: Place) -> str:
+        """How many places there are along an axis."""
+        text = show_factor(p.positions, self.scope((), {}))
+        return text if p.step is None else f"tl.cdiv({text}, {p.step})"
 
     def uneven(self) -> bool:
         """True when the work of a program grows with its rows: a loop stops at a place that depends on them."""
         ends = {a for a, (t, _) in self.ends.items() if t.role is Role.ROW}
         return any(_mentions(s.stop, ends) for s in self.k.body if isinstance(s, Loop))
 
-    def heavy_first(self, counted: list[tuple[str, str, TileAxis | None]]) -> list[str]:
-        others = " * ".join(c for c, _, _ in counted[1:])
+    def heavy_first(self, grid: list[Place]) -> list[str]:
+        others = " * ".join(self.count(p) for p in grid[1:])
         n = self.form.group
         return [
             f"# the longest loops first, {n} batches at a time, whose operands stay in the cache",
-            f"row_tiles = {counted[0][0]}",
+            f"row_tiles = {self.count(grid[0])}",
             f"group = pid // ({n} * row_tiles)",
             f"batches = tl.minimum({others} - group * {n}, {n})",
             f"place = pid - group * {n} * row_tiles",

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from redfuser.backends.triton.layout import Block
-from redfuser.index.ints import Int
+from redfuser.index.ints import Axis, Int
 
 
 @dataclass(frozen=True, slots=True)
@@ -24,19 +24,39 @@ class Length:
     size: str
 
 
-Argument = Pointer | Stride | Length
+@dataclass(frozen=True, slots=True)
+class Counters:
+    """Numbers that are 0 before a launch and again behind it: how many programs have come so far."""
+
+
+Argument = Pointer | Stride | Length | Counters
+
+
+@dataclass(frozen=True, slots=True)
+class Place:
+    """What a program knows of its place along an axis of the grid (None: its rows): ``name`` is one of ``positions``,
+    taken ``step`` at a time (a number or a constexpr; None: one by one)."""
+
+    axis: Axis | None
+    name: str
+    positions: Int
+    step: str | None
 
 
 @dataclass(frozen=True, slots=True)
 class Printed:
-    """A kernel as text, what it is called with, and the number of its programs: a product of ``grid``."""
+    """A kernel as text, what it is called with, and the number of its programs: a product over ``grid``.
+
+    ``meeting`` are the places whose programs meet in a counter: one for each of their combinations.
+    """
 
     name: str
     text: str
     arguments: tuple[tuple[str, Argument], ...]
     blocks: tuple[Block, ...]
-    grid: tuple[tuple[Int, str | None], ...]  # (positions, the constexpr they are taken at a time)
+    grid: tuple[Place, ...]
     bulk: tuple[tuple[str, int], ...]  # tensors that are read in bulk, and the dimension that must be contiguous
+    meeting: tuple[Place, ...] | None = None
 
 
 @dataclass(frozen=True, slots=True)

@@ -9,7 +9,7 @@ from redfuser.backends.script import CHECK, ERROR, Part, sentence, tidied, tuple
 from redfuser.backends.tidy import paragraph
 from redfuser.backends.torch_expr import TORCH
 from redfuser.backends.triton.launch import Launcher
-from redfuser.backends.triton.printed import Length, Pointer, Printed, Source, Stride
+from redfuser.backends.triton.printed import Counters, Length, Place, Pointer, Printed, Source, Stride
 from redfuser.tile.nodes import Kind, Strategy
 from redfuser.tile.strategy import Schedule
 
@@ -103,18 +103,26 @@ class _Part(Part):
                 local = b.name.lower()
                 yield f"{local} = triton.next_power_of_2({self.length(b.size)})"
                 given.append(f"{b.name}={local}")
-        counts = []
-        for n, step in k.grid:
-            text = self.length(n)
-            if step is not None:
-                block = step if step not in blocks else str(blocks[step]) if blocks[step] is not None else step.lower()
-                text = f"triton.cdiv({text}, {block})"
-            counts.append(f"({text})" if step is None and not text.isidentifier() and not text.isdigit() else text)
+
+        def programs(grid: Sequence[Place]) -> str:
+            counts = []
+            for p in grid:
+                text, step = self.length(p.positions), p.step
+                if step is not None:
+                    value = blocks.get(step, step)
+                    text = f"triton.cdiv({text}, {step.lower() if value is None else value})"
+                counts.append(f"({text})" if step is None and not text.isidentifier() and not text.isdigit() else text)
+            return " * ".join(counts) or "1"
+
         arguments = []
         for _, a in k.arguments:
             match a:
                 case Pointer():
                     arguments.append(self.python[a.tensor])
+                case Counters():
+                    assert k.meeting is not None
+                    yield f"arrived = torch.zeros({programs(k.meeting)}, dtype=torch.int32, device={self.device()})"
+                    arguments.append("arrived")
                 case Stride():
                     arguments.append(f"{self.python[a.tensor]}.stride({a.dim})")
                 case Length():
@@ -122,7 +130,7 @@ class _Part(Part):
         if k.bulk:
             yield 'triton.set_allocator(lambda size, align, stream: torch.empty(size, dtype=torch.int8, device="cuda"))'
         given += [f"num_warps={self.schedule.warps}", f"num_stages={self.schedule.stages}"]
-        yield f"grid = ({' * '.join(counts) or '1'},)"
+        yield f"grid = ({programs(k.grid)},)"
         yield f"{k.name}[grid]({', '.join([*arguments, *given])})"
 
     def said(self) -> list[str]:
