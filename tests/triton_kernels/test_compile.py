@@ -1,4 +1,4 @@
-"""What the printer chooses beside the schedule, in the compiled code: formats, copies, functions, how segments meet."""
+"""What the printer chooses beside the schedule, in the compiled code: formats, copies, functions."""
 
 import re
 
@@ -14,7 +14,6 @@ from redfuser.tile.strategy import Schedule
 
 CASES = {c.name: c for c in ONE_PASS + SEVERAL}
 SINGLE = Schedule(Strategy.SINGLE, row=16, tile=32)
-MULTI = Schedule(Strategy.MULTI, row=16, tile=32, segments=3)
 
 
 def kernels(case, directory, target, schedule=SINGLE):
@@ -27,7 +26,8 @@ def kernels(case, directory, target, schedule=SINGLE):
 
 def test_partial_states_are_joined_by_the_last_program(tmp_path):
     """One launch: what the other programs have stored is seen by the one that comes last."""
-    (ptx,) = [k.asm["ptx"] for k in kernels(CASES["variance"], tmp_path, "cuda:90", MULTI)]
+    segments = Schedule(Strategy.MULTI, row=16, tile=32, segments=3)
+    (ptx,) = [k.asm["ptx"] for k in kernels(CASES["variance"], tmp_path, "cuda:90", segments)]
     assert re.search(r"atom\.global\.gpu\.acq_rel\.add", ptx)
     before, _, after = ptx.partition("atom.global.gpu.acq_rel.add")
     assert "st.global" in before and "bar.sync" in before[before.rindex("st.global") :] and "ld.global" in after
