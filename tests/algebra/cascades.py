@@ -212,6 +212,9 @@ def amax_scaled_gemm_power_of_two(c):
 def fp8_power_of_two_rounded_down(c):
     a = c.max("a", absv(c.x())); s = exp2(floor(log2(448.0 / maxv(a, 1e-6)))); c.sum("O", (c.x() * s).to(E4M3) * c.col() / s)
 @case()
+def fp8_weights(c):
+    x = c.x(); m = c.max("m", x); p = exp(x - m); z = c.sum("Z", p); c.sum("O", (p * 448.0).to(E4M3) * c.col() / z)
+@case()
 def fp8_probabilities(c):
     x = c.x(); m, z = c.softmax(x); c.sum("O", (exp(x - m) / z * 448.0).to(E4M3) * c.col())
 @case()
@@ -496,6 +499,9 @@ def fp8_cast_that_cuts_off(c):
 @case(2, refuse={"O": "rounding"})
 def fp8_power_of_two_rounded_up(c):
     a = c.max("a", absv(c.x())); s = exp2(ceil(log2(448.0 / maxv(a, 1e-6)))); c.sum("O", (c.x() * s).to(E4M3) * c.col() / s)
+@case(2, refuse={"O": "rounding"})
+def fp8_weights_that_cut_off(c):
+    x = c.x(); m = c.max("m", x); p = exp(x - m); z = c.sum("Z", p); c.sum("O", (p * 449.0).to(E4M3) * c.col() / z)
 @case(2, refuse={"O": "rounding"})
 def fp8_probabilities_that_cut_off(c):
     x = c.x(); m, z = c.softmax(x); c.sum("O", (exp(x - m) / z * 449.0).to(E4M3) * c.col())

@@ -302,10 +302,14 @@ def _range_notes(s: Separator, e: Cast) -> tuple[str, ...]:
 
 def within(s: Separator, e: Expr, limit: int) -> bool:
     """True when |e| <= limit for every element and on every prefix, by what the earlier results are."""
-    t = s.t
-    x, room = t.mul(*[_at_most(t, f) for f in s.r.term(e).factors]), t.const(limit)
+    t, room = s.t, s.t.const(limit)
+    x = t.mul(*[_at_most(t, f) for f in s.r.term(e).factors])
+    rest = [
+        f for f in x.factors if f.op != "exp" or not s.facts.nonneg(t.neg(f.args[0]))
+    ]  # what is left out is at most 1
     sides = t.sub(room, x), t.add(room, x)
-    return s.facts.nonneg(t.sub(room, t.abs(x))) or all(s.facts.nonneg(side) for side in sides)
+    sizes = t.sub(room, t.abs(x)), t.sub(room, t.abs(t.mul(*rest)))
+    return any(map(s.facts.nonneg, sizes)) or all(map(s.facts.nonneg, sides))
 
 
 def _at_most(t: Arena, f: Term) -> Term:

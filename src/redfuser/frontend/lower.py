@@ -377,7 +377,7 @@ _HINTS = {
     "softmax": "softmax takes floats: convert first, as x.float().softmax(-1)",
     "log_softmax": "log_softmax takes floats: convert first, as x.float().log_softmax(-1)",
     "dropout": "it fuses with p=0 and in eval mode; what comes before and after fuses on its own",
-    "sort": "sorting needs the whole row; if the largest k are enough, torch.topk fuses",
+    "sort": "sorting needs the whole row; if the k largest or smallest are enough, torch.topk fuses",
     "median": "a median needs the whole row; what comes before and after still fuses",
     "cumsum": "a scan is no reduction; what comes before and after still fuses",
     "placeholder": "view complex tensors as real ones, with torch.view_as_real",

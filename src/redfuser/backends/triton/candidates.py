@@ -207,7 +207,7 @@ def _dots(shape: _Shape, machine: Machine) -> Iterator[Schedule]:
             if row in row_sizes:
                 yield Schedule(Strategy.SINGLE, row, tile, None, warps=warps, stages=stages)
     if shape.scalar:  # each thread has its operands in registers: small tiles, or most of them are spilled
-        small = (64, 32, 8, 2), (16, 64, 4, 2), (16, 64, 8, 2), (32, 32, 4, 2), (32, 32, 8, 2), (16, 128, 8, 2)
+        small = (64, 32, 8, 2), (16, 64, 8, 2), (16, 64, 4, 2), (32, 32, 4, 2), (32, 32, 8, 2), (16, 128, 8, 2)
         for row, tile, warps, stages in small if shape.columns <= 64 else (*small[1:], small[0]):
             if row in row_sizes:
                 yield Schedule(Strategy.SINGLE, row, tile, None, warps=warps, stages=stages)
