@@ -40,7 +40,7 @@ def test_first_candidate_in_float32(name, size, precision, monkeypatch):
     monkeypatch.setattr(TritonEngine, "mode", precision)
     fn, queries, keys = FLOAT32[name]
     inputs = [torch.empty(1, 8, n, size, device="meta") for n in (queries, keys, keys)]
-    keeps_to_registers(regions(fn, inputs), 16)  # ptxas keeps so much aside with 80 registers in use
+    keeps_to_registers(regions(fn, inputs), 0)
 
 
 def keeps_to_registers(found, spilled):
