@@ -80,12 +80,15 @@ class Graph:
 
     def __init__(self, cut, engine):
         self.cut, self.engine = cut, engine
-        self.out_of_memory = False
+        self.out_of_memory = self.is_lean = False
 
     def examples(self, sizes):
         if self.out_of_memory:
             raise torch.OutOfMemoryError("too much")
         return self.cut.examples(sizes)
+
+    def lean(self, inputs):
+        return self.is_lean
 
     def unfused(self, inputs, sizes):
         self.engine.ran = UNFUSED
@@ -261,6 +264,15 @@ def test_nothing_can_be_measured(make, tmp_path, caplog):
     p, _ = make(times, strategy="single", strict=False)
     assert call(p) is None and "runs unfused from now on" in caplog.text
     assert not entries(tmp_path)
+
+
+def test_unfused_code_without_intermediates_competes_at_any_length(make, monkeypatch):
+    monkeypatch.setattr(choice, "MOST_BESIDE", -1)
+    p, engine = make({A: 12.0, UNFUSED: 10.0})
+    assert call(p) is not None and UNFUSED not in engine.measured
+    p, engine = make({A: 12.0, UNFUSED: 10.0}, tile=64)
+    p._replaced.is_lean = True
+    assert call(p) is None and UNFUSED in engine.measured
 
 
 def test_without_memory_for_examples_the_model_decides(make, tmp_path):

@@ -88,6 +88,10 @@ class Cut:
         ints = [int_from_torch(n.meta["val"]) for n in self.ints]
         return self.run(inputs, [n.evaluate({s: sizes.get(s.name, s.hint) for s in n.sizes()}) for n in ints])
 
+    def lean(self, inputs: Sequence[torch.Tensor]) -> bool:
+        """True where the unfused code is known to write none of its intermediates."""
+        return not self.ints and self.run.lean(inputs)
+
     @cached_property
     def run(self) -> Unfused:
         """The sub-graph as a function of its inputs and ints, without gradients."""

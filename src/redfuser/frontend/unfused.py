@@ -21,17 +21,34 @@ class Unfused:
     def __init__(self, module: fx.GraphModule, compiled: bool) -> None:
         self._module = module
         self._run: Callable[..., Any] = self._first if compiled else module
+        self._lean = False
         self._lock = threading.Lock()
 
     def __call__(self, inputs: Sequence[torch.Tensor], ints: Sequence[int]) -> list[torch.Tensor]:
         with torch.no_grad():
             return list(self._run(*inputs, *ints))
 
+    def lean(self, inputs: Sequence[torch.Tensor]) -> bool:
+        """True where Inductor calls a fused attention kernel for it, so that no scores are written. Nothing is run."""
+        from torch._functorch import config as functorch
+        from torch._inductor import config as inductor
+
+        with inductor.patch(fx_graph_cache=False), functorch.patch(enable_autograd_cache=False):  # a hit tells nothing
+            self._compile(inputs)
+        return self._lean
+
     def _first(self, *inputs: Any) -> Any:
+        self._compile(inputs)
+        return self._run(*inputs)
+
+    def _compile(self, inputs: Sequence[Any]) -> None:
+        from torch._dynamo.utils import counters
+
         with self._lock:
             if self._run == self._first:
+                before = counters["inductor"]["fuse_attention"]
                 self._run = self._compiled(inputs)
-        return self._run(*inputs)
+                self._lean = counters["inductor"]["fuse_attention"] > before
 
     def _compiled(self, inputs: Sequence[Any]) -> Callable[..., Any]:
         from torch._guards import tracing

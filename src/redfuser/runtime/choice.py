@@ -95,7 +95,7 @@ def measured(
         return _call(lambda: prepared(inputs))
 
     contenders: list[Schedule | None] = list(schedules)
-    competes = options.strategy is Strategy.AUTO and _affordable(request.cost, inputs)
+    competes = options.strategy is Strategy.AUTO and (_affordable(request.cost, inputs) or replaced.lean(inputs))
     if competes:
         contenders.insert(1, None)
         with contextlib.suppress(Exception):  # measuring it will say why

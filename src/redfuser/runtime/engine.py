@@ -78,3 +78,7 @@ class Replaced(Protocol):
     def unfused(self, inputs: Sequence[Tensor], sizes: Sizes) -> list[Tensor]:
         """The outputs, computed without fusing."""
         ...
+
+    def lean(self, inputs: Sequence[Tensor]) -> bool:
+        """True where it is known that this writes no intermediates, so that it can be measured at any length."""
+        ...

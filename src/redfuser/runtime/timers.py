@@ -24,8 +24,9 @@ def cuda_timer(fn: Callable[[], None]) -> float:
     flush = _flush_buffer()
     one_flush, host, whole = _first_look(fn, flush)
     n = _samples(whole)
-    # The device writes the buffer until the host has queued all samples, in which it is at least as long at flushing.
-    ahead = math.ceil(1.5 * n * max(0.0, host - one_flush) / one_flush)
+    # The device writes the buffer until the host has queued all samples, in which it is at least as long at flushing;
+    # where a sample takes it longer than the host, it goes on at once, and stays as hot as it is.
+    ahead = 0 if whole > 1.5 * host else math.ceil(1.5 * n * max(0.0, host - one_flush) / one_flush)
     for _ in range(min(ahead, MOST_AHEAD)):
         flush.zero_()
     marks = [_sample(fn, flush) for _ in range(n)]

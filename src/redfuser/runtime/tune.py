@@ -23,7 +23,7 @@ Timer = Callable[[Callable[[], None]], float]
 
 ROUNDS = 5
 SLOW = 1.5  # times the best of the first round: what takes longer is not measured again
-TIE = 1.003  # times the best: within it, what the cost model put first wins
+TIE = 1.01  # times the best: within it, what the cost model put first wins
 LONG = 200.0  # microseconds: what is shorter heats nothing, as the timer does other work between the samples
 
 
@@ -92,7 +92,7 @@ def tune(
 
     Each is built, run once and measured once, in the order given (the best first, by the cost model). One that raises
     at any of these is left out, with the reason. Those within 1.5 times of the best are then measured in turns, so that
-    a card that grows hot does so for all of them. The median counts; within 0.3 % the earlier candidate wins.
+    a card that grows hot does so for all of them. The median counts; within 1 % the earlier candidate wins.
 
     A card at its power limit ranks candidates otherwise than a cold one. Where the best take long, all of them run for
     ``heat`` seconds before the turns begin, and what was measured before that does not count.
