@@ -26,7 +26,7 @@ from redfuser.index.nodes import Reducer
 LENGTH = 24
 LONG = 1024  # from here on a short length is checked instead; where none can be, fewer regimes and rows are run
 TOLERANCE = 1e-7
-COMMON = ("ordinary", "positive", "offset", "constant", "zero prefix", "huge scale", "ordinary again")
+COMMON = ("ordinary", "positive", "offset", "constant", "zero prefix", "huge scale", "zero parameters")
 PER_LOAD = ("masked prefix", "masked at random", "all masked", "zero")
 
 
@@ -200,6 +200,8 @@ def _data(x: Load, g: Grid, regimes: tuple[str, ...], masked: list[Load], rng: n
                 v *= half
             case "huge scale" if along:
                 v *= 1e2
+            case "zero parameters" if not along:
+                v[...] = 0.0
             case "masked prefix":
                 v[...] = np.where(half, v - 2e3, -np.inf)  # so low that exp(-v) overflows
             case "masked at random":

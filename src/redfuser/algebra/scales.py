@@ -266,9 +266,11 @@ class Scaled:
     def _sinks(self, k: Term, r: Term) -> bool:
         """True where the scale exp(k * r) takes all from a state to which nothing was added: r is an extremum, and k * r
         is +inf as long as every exponent is -inf. The state is 0 then, and so is what moves it, whatever the new base.
+
+        k is a number: a parameter may be 0, and 0 * inf is NaN.
         """
         acc = self.s.accumulators.get(r)
-        if acc is None or len(self.moving.addends) != 1:
+        if acc is None or k.op != "const" or len(self.moving.addends) != 1:
             return False
         return (acc.reducer is Reducer.MAX and k.nonpos) or (acc.reducer is Reducer.MIN and k.nonneg)
 

@@ -234,11 +234,11 @@ class GroupPlacer(Scaled):
         s = self.s
         k, own = jets[a]
         steps = [build.sub(p.base, old(p.base)) if isinstance(p.base, Ref) else None for p in placed]
-        value = self._shifted(a, steps, jets, Fraction(k), before=True)
+        value = self._shifted(a, steps, jets, Fraction(k), self.factor)
         state = ref(own.name, self.dtype, old=True)
         correction, kept = value, None if value is None else _infinite(state)
         if self.factor is not None:
-            correction = build.mul(state if value is None else value, self.factor)
+            correction = build.mul(state, self.factor) if value is None else value
             idle = None if self.idle is None else old(self.idle)
             kept = build.logic(Fn.OR, idle, kept) if idle is not None and kept is not None else idle or kept
         if correction is not None and kept is not None:
@@ -253,9 +253,13 @@ class GroupPlacer(Scaled):
             s.sums.append(Entry(self._key(), scaled, s.reader.term(acc)))
 
     def _shifted(
-        self, a: Index, deltas: list[Expr | None], jets: dict[Index, tuple[float, Ref]], unit: Fraction, before: bool
-    ) -> Expr | None:
-        """Taylor: sum over b of delta^b / b! * moment(a + b), over the moment's own unit; None where nothing moves."""
+        self, a: Index, deltas: list[Expr | None], jets: dict[Index, tuple[float, Ref]], unit: Fraction,
+        factor: Expr | None = None, before: bool = True,
+    ) -> Expr | None:  # fmt: skip
+        """Taylor: sum over b of delta^b / b! * moment(a + b), over the moment's own unit; None where nothing moves.
+
+        The moments are multiplied by ``factor`` before they are by a delta: that may overflow where the factor is 0.
+        """
         parts: dict[Index, Part] = {}
         for b, (k, state) in jets.items():
             gap = tuple(x - y for x, y in zip(b, a, strict=True))
@@ -264,7 +268,8 @@ class GroupPlacer(Scaled):
             c = Fraction(k) / unit
             for n in gap:
                 c /= factorial_of(n)
-            parts[gap] = c, build.cast(old(state) if before else state, self.dtype)
+            moment = build.cast(old(state) if before else state, self.dtype)
+            parts[gap] = c, moment if factor is None else build.mul(moment, factor)
         if not any(any(gap) for gap in parts):
             return None
         sign, out = _nested(parts, deltas)

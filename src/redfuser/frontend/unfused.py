@@ -48,7 +48,8 @@ class Unfused:
             if self._run == self._first:
                 before = counters["inductor"]["fuse_attention"]
                 self._run = self._compiled(inputs)
-                self._lean = counters["inductor"]["fuse_attention"] > before
+                matched = counters["inductor"]["fuse_attention"] > before
+                self._lean = matched and self._run is not self._module
 
     def _compiled(self, inputs: Sequence[Any]) -> Callable[..., Any]:
         from torch._guards import tracing

@@ -19,7 +19,8 @@ def cuda_timer(fn: Callable[[], None]) -> float:
     """Microseconds that the current CUDA (or ROCm) device works on one call, its inputs not in the L2 cache.
 
     The median of 3 to 50 samples, between two events on the current stream. The queue of the device is filled before
-    the first sample starts, so the time that Python takes to launch is not in it, unless ``fn`` waits for the device.
+    the first sample starts, or longer than the host's, so the time that Python takes to launch is not in it, unless
+    ``fn`` waits for the device.
     """
     flush = _flush_buffer()
     one_flush, host, whole = _first_look(fn, flush)

@@ -119,7 +119,7 @@ def tune(
     if racing_ones:
         _drop_slow(racing_ones)
         racing_ones = [e for e in racing_ones if not e.reason]
-        heated = _heat(racing_ones, timer, heat, clock)
+        heated = clock() - start < seconds and _heat(racing_ones, timer, heat, clock)
         finished = _further_rounds(racing_ones, timer, lambda: clock() - start < seconds)
         for e in racing_ones:
             if heated and len(e.times) > 1:

@@ -113,6 +113,7 @@ class Lowering:
         self.state: dict[tuple[str, bool, Part], Value] = {}
         self.inner: dict[Axis, None] = {}
         self._fresh: dict[str, tuple[Axis, ...]] = {}
+        self._kinds: dict[str, tuple[DType, frozenset[Axis]]] = {}  # of all names that values have had
         self._pieces: dict[tuple[Axis, int], Axis] = {}
         self._uses: Counter[Expr] = Counter()
         self.loops: list[Axis] = []
@@ -167,7 +168,14 @@ class Lowering:
         self.levels[-1 if level is None else level].statements.append(statement)
 
     def new(self, wish: str, dtype: DType, axes: frozenset[Axis]) -> Value:
-        return Value(self.names.new(wish), dtype, axes)
+        """A value under a name that no other value has now, and none of another dtype or other axes has anywhere."""
+        refused = []
+        name = self.names.new(wish)
+        while self._kinds.setdefault(name, (dtype, axes)) != (dtype, axes):
+            refused.append(name)
+            name = self.names.new(wish)
+        self.names.release(refused)
+        return Value(name, dtype, axes)
 
     def declare(self, v: Value, level: int = 0) -> Value:
         self.values[v.name] = v

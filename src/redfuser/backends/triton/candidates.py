@@ -164,7 +164,7 @@ def _forced(
                 times = (2, 1, 4, 8) if shape.columns > WIDE else (8, 4, 16, 2, 1)
                 cut = [
                     replace(s, strategy=w, segments=n, merge_row=1, merge_column=_merge_column(shape))
-                    for n in ([segments] if segments else _segments(programs, tiles, machine, times))
+                    for n in ([max(2, segments)] if segments else _segments(programs, tiles, machine, times))
                 ]
                 yield from cut[:2]
                 later += cut[2:]

@@ -8,6 +8,7 @@ launch gets, ever, from a slab; when that is used up, the graph clears some at e
 from __future__ import annotations
 
 import threading
+from collections.abc import Callable
 
 import torch
 from torch import Tensor
@@ -29,11 +30,11 @@ def counters(device: torch.device, stream: int, count: int) -> Tensor:
     length, found = _counters.get((device.index, stream), (0, None))
     if found is None or length < count:
         length = max(FEWEST, count)
-        found = torch.zeros(length, dtype=torch.int32, device=device)
+        found = _kept(lambda: torch.zeros(length, dtype=torch.int32, device=device))
         _counters[device.index, stream] = length, found
         with _lock:
             if device.index not in _slabs:
-                _slabs[device.index] = 0, torch.zeros(SLAB, dtype=torch.int32, device=device)
+                _slabs[device.index] = 0, _kept(lambda: torch.zeros(SLAB, dtype=torch.int32, device=device))
                 torch.cuda.current_stream(device).synchronize()  # a graph may run on any stream
     return found
 
@@ -44,15 +45,31 @@ def scratch(device: torch.device, stream: int, size: int) -> Tensor | None:
         return None
     length, found = _scratch.get((device.index, stream), (0, None))
     if found is None or length < size:
-        found = torch.empty(size, dtype=torch.uint8, device=device)
+        found = _kept(lambda: torch.empty(size, dtype=torch.uint8, device=device))
         _scratch[device.index, stream] = size, found
     return found
+
+
+def _kept(make: Callable[[], Tensor]) -> Tensor:
+    """Memory of the current stream, allocated by a thread of its own: a memory pool in use, as that of CUDA graphs, takes
+    in what its own thread allocates, and may give it to others later."""
+    stream = torch.cuda.current_stream()
+    made: list[Tensor] = []
+
+    def run() -> None:
+        with torch.cuda.stream(stream):
+            made.append(make())
+
+    thread = threading.Thread(target=run)
+    thread.start()
+    thread.join()
+    return made[0]
 
 
 def _captured(device: torch.device, count: int) -> Tensor:
     with _lock:
         used, slab = _slabs.get(device.index, (0, None))
         if slab is not None and used + count <= SLAB:
-            _slabs[device.index] = used + count, slab
+            _slabs[device.index] = used + -(-count // 4) * 4, slab  # kernels take addresses to be multiples of 16
             return slab[used : used + count]
     return torch.zeros(count, dtype=torch.int32, device=device)
