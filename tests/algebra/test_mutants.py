@@ -59,8 +59,7 @@ def test_accepted_mutants_are_equivalent():
             total += 1
             if check(m).accepted:
                 accepted += 1
-                # where every digit cancels on fresh data, the derivation itself is no better
-                if not right_on_fresh_data(m, case) and right_on_fresh_data(d, case):
+                if not right_on_fresh_data(m, case):
                     wrong.append((case.name, what))
     assert not wrong
     assert total > 300

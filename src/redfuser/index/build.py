@@ -201,7 +201,7 @@ def _fold_logic(fn: Fn, args: tuple[Expr, ...]) -> Expr | None:
             return _fold_comparison(fn, args)
 
 
-_OPPOSITE = {Fn.LT: Fn.GE, Fn.GE: Fn.LT, Fn.GT: Fn.LE, Fn.LE: Fn.GT, Fn.EQ: Fn.NE, Fn.NE: Fn.EQ}
+OPPOSITE = {Fn.LT: Fn.GE, Fn.GE: Fn.LT, Fn.GT: Fn.LE, Fn.LE: Fn.GT, Fn.EQ: Fn.NE, Fn.NE: Fn.EQ}
 
 
 def _fold_not(a: Expr) -> Expr | None:
@@ -210,8 +210,8 @@ def _fold_not(a: Expr) -> Expr | None:
         return None
     if a.fn is Fn.NOT:
         return a.args[0]
-    if a.fn in _OPPOSITE and not any(dtype_of(x).is_float for x in a.args):
-        return apply(_OPPOSITE[a.fn], a.args, DType.BOOL)
+    if a.fn in OPPOSITE and not any(dtype_of(x).is_float for x in a.args):
+        return apply(OPPOSITE[a.fn], a.args, DType.BOOL)
     return None
 
 

@@ -97,8 +97,8 @@ def tune(
     A card at its power limit ranks candidates otherwise than a cold one. Where the best take long, all of them run for
     ``heat`` seconds before the turns begin, and what was measured before that does not count.
 
-    The time limit ends this between two measurements, but not before ``at_least`` candidates were measured: a caller
-    without any would have nothing to run.
+    The time limit ends this between two measurements, or behind the heat once that has begun, but not before
+    ``at_least`` candidates were measured: a caller without any would have nothing to run.
     """
     start = clock()
     entrants: list[_Entrant[C]] = []

@@ -12,11 +12,11 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass
 
+from redfuser.index.build import OPPOSITE
 from redfuser.index.expr import Apply, DType, Expr, Fn, dtype_of
 from redfuser.index.ints import Axis
 
 _MIRRORED = {Fn.LT: Fn.GT, Fn.LE: Fn.GE, Fn.GT: Fn.LT, Fn.GE: Fn.LE, Fn.EQ: Fn.EQ, Fn.NE: Fn.NE}
-_OPPOSITE = {Fn.LT: Fn.GE, Fn.LE: Fn.GT, Fn.GT: Fn.LE, Fn.GE: Fn.LT, Fn.EQ: Fn.NE, Fn.NE: Fn.EQ}
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,7 +61,7 @@ def comparison(e: Expr, truth: bool, axis: Axis, span: Callable[[Expr], frozense
     """
     if not (isinstance(e, Apply) and e.fn in _MIRRORED):
         return None
-    fn, (a, b) = e.fn if truth else _OPPOSITE[e.fn], e.args
+    fn, (a, b) = e.fn if truth else OPPOSITE[e.fn], e.args
     if any(dtype_of(x).is_float or dtype_of(x) is DType.BOOL for x in (a, b)):
         return None
     match axis in span(a), axis in span(b):

@@ -234,7 +234,8 @@ def _is_heard(hook: Any) -> bool:
 
 
 class _Bound:
-    """The launches of a program for given shapes and strides. Safe to call from several threads and on any stream."""
+    """The launches of a program for given shapes and strides. Safe to call from several threads and on any
+    stream of PyTorch's; memory is kept by a stream's handle, which a stream from elsewhere must not share with another."""
 
     def __init__(
         self,
