@@ -78,7 +78,7 @@ class Estimate:
         self.layout = Layout(k)
         self.sizes, self.warps, self.stages = sizes, warps, stages
         self.k = k
-        self.operands = {n for s in every(k.body) if isinstance(s, Dot) for n in (s.left, s.right)}
+        self.operands = {n for s in self.layout.matrices for n in (s.left, s.right)}
         self.tensor = self.scalar = self.special = self.bytes = 0.0
         self.shared = 0
         self.live = 0
@@ -151,7 +151,11 @@ class Estimate:
                 self.live += self.elements(s.state.axes) * max(1, s.state.dtype.bytes // 4)
                 return 0
             case Dot():
-                self.tensor += 2.0 * self.elements(s.out.axes) * self.elements(frozenset(s.over)) * times
+                products = 2.0 * self.elements(s.out.axes) * self.elements(frozenset(s.over)) * times
+                if s in self.layout.matrices:
+                    self.tensor += products
+                else:
+                    self.scalar += products
                 return self.elements(s.out.axes) if s.add is None else 0
             case Map() | Correct():
                 n = self.elements(s.out.axes)
