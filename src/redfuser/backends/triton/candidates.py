@@ -252,7 +252,7 @@ def _rows(shape: _Shape) -> Iterator[Schedule]:
         if length <= LONGEST_WHOLE:
             lanes = (4096, 4, 1), (2048, 2, 1), (4096, 2, 1)
         elif shape.swept:  # fewer rows at a time: what is read once more may still be in a cache
-            lanes = (16384, 16, 1), (32768, 32, 1), (16384, 8, 1), (8192, 16, 1), *lanes
+            lanes = (32768, 32, 1), (16384, 16, 1), (16384, 32, 1), (8192, 16, 1), *lanes
         for tile, warps, stages in dict.fromkeys(lanes):
             if 32 * warps * shape.run <= tile <= length:
                 yield Schedule(Strategy.SINGLE, 1, tile, lanes=32 * warps, run=shape.run, warps=warps, stages=stages)
