@@ -116,7 +116,7 @@ def _segments(points: int, tiles: int, threads: int) -> list[int]:
 
 def _rows(shape: _Shape, threads: int, segments: int) -> Iterator[Schedule]:
     points = shape.batch * shape.rows
-    tile = 4096
+    tile = 8192
     tiles = -(-shape.length // tile)
     if shape.length <= LONGEST_LANES and shape.rows >= 4 * ROWS and not shape.column_axes:
         across = Schedule(Strategy.WHOLE, 64, 128, None, vector=Role.ROW)
@@ -130,5 +130,5 @@ def _rows(shape: _Shape, threads: int, segments: int) -> Iterator[Schedule]:
         yield Schedule(Strategy.WHOLE, 1, 128, None, vector=Role.CASCADE)
     if shape.length > 1024:
         yield Schedule(Strategy.SINGLE, 1, shape.tile(tile), None, vector=Role.CASCADE)
-        if shape.length > 2048:
-            yield Schedule(Strategy.SINGLE, 1, 2048, None, vector=Role.CASCADE)
+        if shape.length > 4096:
+            yield Schedule(Strategy.SINGLE, 1, 4096, None, vector=Role.CASCADE)

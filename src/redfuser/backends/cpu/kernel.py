@@ -46,6 +46,7 @@ class KernelWriter(Operations):
         self.micro = micro_dots(k, self.layout)
         self.reads = {s.out.name: s for s in every(k.body) if isinstance(s, Read)}
         self.order: list[Step] = []
+        self.streams: dict[Axis, int] = {}
         self.later: frozenset[str] = frozenset()
         self.aliases: dict[str, str] = {}
         self.addressed = {
@@ -68,12 +69,25 @@ class KernelWriter(Operations):
                 self.values[v.name] = v
         steps = Scheduler(self.layout, self.values, self.micro, later).run(block)
         self.order, self.later = steps, later
+        self.ahead = self._ahead(steps)
         self.aliases = self._aliases(block, steps)
         for step in steps:
             if isinstance(step, Nest):  # what was written over its state needs no assignment
                 step.statements = [x for x in step.statements if not self._is_done(x)]
             if not isinstance(step, Nest) or step.statements:
                 self.step(step)
+
+    def _ahead(self, steps: Sequence[Step]) -> dict[int, list[str]]:
+        """By the nest, rows of a tile that it is the last to read, and not the first: while it computes, memory is idle."""
+        found: dict[int, list[str]] = {}
+        for s in steps:
+            if isinstance(s, Read) and self.layout.many(s.out.axes) <= self.streams.keys():
+                users = [
+                    n for n in steps if isinstance(n, Nest) and any(s.out.name in uses_of(x) for x in n.statements)
+                ]
+                if len(users) > 1:
+                    found.setdefault(id(users[-1]), []).append(s.out.name)
+        return found
 
     def _is_done(self, s: Statement) -> bool:
         return isinstance(s, Assign) and self.aliases.get(s.value) == s.state
@@ -179,9 +193,11 @@ class KernelWriter(Operations):
         self.frames.append(Frame())
         at = len(self.lines)
         slots = dict(self.slots)
+        self.streams[s.axis] = s.tile
         reading = later | uses_of(s)
         self.body(s.body, frozenset(reading - {v.name for x in s.body for v in outputs_of(x)}))
         self.slots = slots
+        del self.streams[s.axis]
         frame = self.frames.pop()
         if frame.bytes != "0":
             outer = self.arena

@@ -14,10 +14,11 @@ import torch
 from torch import Tensor
 from torch._C._dynamo.guards import TensorGuards
 
+from redfuser.backends.allocate import LARGE, Numbers, contiguous, empty_on_cpu, in_large_pages
 from redfuser.backends.cpu.emit import Source, emit
 from redfuser.backends.cpu.writer import FIRST_TENSOR, Form
 from redfuser.backends.torch_expr import TORCH
-from redfuser.index.ints import Atom, Int, as_int
+from redfuser.index.ints import as_int
 from redfuser.tile.nodes import Dot, Kernel, Kind, Program, outputs_of
 from redfuser.tile.uses import every, farthest
 
@@ -47,15 +48,15 @@ class Launcher:
         return self._sources[wide]
 
     def compile(self, sizes: Mapping[str, int]) -> ctypes.CDLL:
-        return self._load(self.source(self._is_wide(_Numbers(sizes))))
+        return self._load(self.source(self._is_wide(Numbers(sizes))))
 
-    def _is_wide(self, number: _Numbers) -> bool:
+    def _is_wide(self, number: Numbers) -> bool:
         far = any(math.prod(number(n) for n in t.shape) >= FAR for t in self.program.tensors)
         return far or farthest(self.program, number) >= FAR
 
     def prepare(self, sizes: Mapping[str, int]) -> Callable[[Sequence[Tensor]], list[Tensor]]:
         """The program at these lengths, as a function of its inputs."""
-        number = _Numbers(sizes)
+        number = Numbers(sizes)
         source = self.source(self._is_wide(number))
         library = self._load(source)
         entry = library[source.name]
@@ -68,11 +69,12 @@ class Launcher:
         scratch = [
             (t.name, -(-math.prod(shapes[t.name]) * t.dtype.bytes // 64) * 64) for t in self.program.of(Kind.SCRATCH)
         ]
-        outputs = [(shapes[t.name], _contiguous(shapes[t.name]), TORCH[t.dtype]) for t in self.program.of(Kind.OUTPUT)]
+        outputs = [(shapes[t.name], contiguous(shapes[t.name]), TORCH[t.dtype]) for t in self.program.of(Kind.OUTPUT)]
         places = {t.name: FIRST_TENSOR + n for n, t in enumerate(self.program.tensors)}
         call = _Call(
             entry, [places[t.name] for t in self._inputs], [places[t.name] for t in self.program.of(Kind.OUTPUT)],
             [places[name] for name, _ in scratch], [n for _, n in scratch], outputs,
+            any(math.prod(shape) * dtype.itemsize >= LARGE for shape, _, dtype in outputs),
         )  # fmt: skip
 
         def bind(inputs: Sequence[Tensor]) -> array[int]:
@@ -92,7 +94,7 @@ class Launcher:
             out[t.name] = x.stride()
         for t in self.program.tensors:
             if t.kind is not Kind.INPUT:
-                out[t.name] = _contiguous(shapes[t.name])
+                out[t.name] = contiguous(shapes[t.name])
         return out
 
 
@@ -133,13 +135,15 @@ class _Call:
     scratch: list[int]
     bytes: list[int]
     shapes: list[tuple[tuple[int, ...], tuple[int, ...], torch.dtype]]
+    large: bool  # a result is
 
     def __call__(self, template: array[int], inputs: Sequence[Tensor]) -> list[Tensor]:
         a = template[:]
         for place, x in zip(self.inputs, inputs, strict=True):
             a[place] = x.data_ptr()
-        # with its strides given, the allocation takes half the time
-        results = [torch.empty_strided(shape, strides, dtype=dtype) for shape, strides, dtype in self.shapes]
+        results = [empty_on_cpu(shape, strides, dtype) for shape, strides, dtype in self.shapes]
+        if self.large:
+            results = [in_large_pages(x) if x.nbytes >= LARGE else x for x in results]
         for place, x in zip(self.outputs, results, strict=True):
             a[place] = x.data_ptr()
         if self.scratch:
@@ -170,12 +174,12 @@ def openmp() -> tuple[int, int]:
     return 0, 0
 
 
-def work(p: Program, number: _Numbers) -> float:
+def work(p: Program, number: Numbers) -> float:
     """Nanoseconds that a program takes on one thread, roughly."""
     return sum(_work(k, number) for k in p.kernels)
 
 
-def _work(k: Kernel, number: _Numbers) -> float:
+def _work(k: Kernel, number: Numbers) -> float:
     total = 0.0
     grid = {t.axis for t in k.grid}
     for s in every(k.body):
@@ -184,20 +188,3 @@ def _work(k: Kernel, number: _Numbers) -> float:
             n = math.prod(number(as_int(a.size)) for a in axes)
             total += n * (1 / 16 if isinstance(s, Dot) else 1 / 4)
     return total
-
-
-class _Numbers:
-    def __init__(self, sizes: Mapping[str, int]) -> None:
-        self.sizes = sizes
-
-    def __call__(self, i: Int) -> int:
-        env: dict[Atom, int] = {s: self.sizes[s.name] for s in i.sizes()}
-        return i.evaluate(env)
-
-
-def _contiguous(shape: tuple[int, ...]) -> tuple[int, ...]:
-    out, step = [], 1
-    for n in reversed(shape):
-        out.append(step)
-        step *= max(1, n)
-    return tuple(reversed(out))

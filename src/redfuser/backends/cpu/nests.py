@@ -71,6 +71,8 @@ def _joiner(reducer: Reducer, kind: Kind) -> str:
 
 class Nests(Memory):
     kept_outside: Callable[[str, Nest], bool]
+    streams: dict[Axis, int]  # the axes of the loops around, with their tiles
+    ahead: dict[int, list[str]]  # by the nest, tiles of which the next one is fetched meanwhile
     place_of: Callable[[Value], Slot]
 
     # -- one statement -------------------------------------------------------------------------------------------------
@@ -246,10 +248,17 @@ class _Nest:
             self.loop(a)
         n = w.axis_names[self.lane]
         w.open(f"for (i64 {n} = 0; {n} < {w.length(self.lane)}; {n} += W)")
+        self.fetch()
         self.load(self.depth_of[self.lane])
         self.body({})
         for _ in range(len(self.kept) + 1):
             w.close()
+
+    def fetch(self) -> None:
+        for name in self.w.ahead.get(id(self.nest), ()):
+            slot = self.w.slots[name]
+            if slot.steps.get(self.lane) == "1" and not slot.packed:
+                self.w.line(f"fetch({slot.address(self.at)} + {self.w.streams[self.lane]});")
 
     def several_vectors(self) -> None:
         """Lanes are kept: the reduced loops are inside, and their sums in registers."""
@@ -290,6 +299,7 @@ class _Nest:
             self.loop(a)
         n = w.axis_names[self.lane]
         w.open(f"each<{u}>({w.length(self.lane)}, [&](i64 {n}, int u) INLINE")
+        self.fetch()
         self.load(self.depth_of[self.lane])
         self.body({k: f"{v}[u]" for k, v in accumulators.items()})
         w.close("});")

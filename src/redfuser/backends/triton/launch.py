@@ -16,13 +16,13 @@ import torch
 import triton
 from torch import Tensor
 
+from redfuser.backends.allocate import Numbers, contiguous, empty_on_gpu
 from redfuser.backends.sources import load
 from redfuser.backends.torch_expr import TORCH
 from redfuser.backends.triton import workspace
 from redfuser.backends.triton.emit import emit
 from redfuser.backends.triton.layout import power
 from redfuser.backends.triton.printed import Counters, Form, Length, Place, Pointer, Printed, Source, Stride
-from redfuser.index.ints import Atom, Int
 from redfuser.tile.nodes import Kind, Program
 from redfuser.tile.uses import farthest
 
@@ -60,7 +60,7 @@ class Launcher:
 
     def printed(self, inputs: Sequence[Tensor], sizes: Mapping[str, int]) -> Source:
         """The text that a call with these inputs (meta tensors are enough) would run; nothing is loaded or built."""
-        number = _Numbers(sizes)
+        number = Numbers(sizes)
         strides = self._strides(inputs, number)
         wide = self._is_wide(strides, number)
         source = self._text(wide, True)
@@ -70,7 +70,7 @@ class Launcher:
         return emit(self.program, replace(self.form, wide=wide, bulk=bulk and self.form.bulk))
 
     def _source(
-        self, inputs: Sequence[Tensor], strides: Mapping[str, tuple[int, ...]], number: _Numbers
+        self, inputs: Sequence[Tensor], strides: Mapping[str, tuple[int, ...]], number: Numbers
     ) -> tuple[Source, Any]:
         """The module for inputs of these strides."""
         wide = self._is_wide(strides, number)
@@ -81,12 +81,12 @@ class Launcher:
         """True when every tensor that the source reads in bulk lies as the copy engine needs it."""
         copied = {pair for k in source.kernels for pair in k.bulk}
         addresses = {t.name: x for t, x in zip(self._inputs, inputs, strict=True)}
-        for name, contiguous in copied:
+        for name, unit in copied:
             x = addresses.get(name)
             size = self.program.tensor(name).dtype.bytes
-            aligned = all(n == contiguous or s * size % 16 == 0 for n, s in enumerate(strides[name]))
+            aligned = all(n == unit or s * size % 16 == 0 for n, s in enumerate(strides[name]))
             placed = x is None or x.is_meta or x.data_ptr() % 16 == 0
-            if strides[name][contiguous] != 1 or not aligned or not placed:
+            if strides[name][unit] != 1 or not aligned or not placed:
                 return False
         return True
 
@@ -107,7 +107,7 @@ class Launcher:
 
     def bind(self, inputs: Sequence[Tensor], sizes: Mapping[str, int]) -> Callable[[Sequence[Tensor]], list[Tensor]]:
         """The launches for the shapes and strides of these inputs; calling it runs them."""
-        number = _Numbers(sizes)
+        number = Numbers(sizes)
         device = max((x.device for x in inputs), key=lambda d: d.type != "cpu")
         shapes = {t.name: tuple(number(i) for i in t.shape) for t in self.program.tensors}
         for t, x in zip(self._inputs, inputs, strict=True):
@@ -137,7 +137,7 @@ class Launcher:
         """Every kernel compiled for a target, as a launch with these inputs (meta tensors are enough) would be."""
         from redfuser.backends.triton.compile import compile_kernel
 
-        number = _Numbers(sizes)
+        number = Numbers(sizes)
         strides = self._strides(inputs, number)
         source, module = self._source(inputs, strides, number)
         tensors = {t.name: t for t in self.program.tensors}
@@ -148,11 +148,11 @@ class Launcher:
             out.append(compile_kernel(k, kernel, tensors, arguments, blocks, target, self.warps, self.stages))
         return out
 
-    def _strides(self, inputs: Sequence[Tensor], number: _Numbers) -> dict[str, tuple[int, ...]]:
+    def _strides(self, inputs: Sequence[Tensor], number: Numbers) -> dict[str, tuple[int, ...]]:
         strides = {t.name: x.stride() for t, x in zip(self._inputs, inputs, strict=True)}
-        return strides | {t.name: _contiguous(tuple(number(i) for i in t.shape)) for t in self._made}
+        return strides | {t.name: contiguous(tuple(number(i) for i in t.shape)) for t in self._made}
 
-    def _is_wide(self, strides: Mapping[str, tuple[int, ...]], number: _Numbers) -> bool:
+    def _is_wide(self, strides: Mapping[str, tuple[int, ...]], number: Numbers) -> bool:
         """True when 32 bits do not reach some element of a tensor, or some position that is computed with."""
         if farthest(self.program, number) >= 2**31:
             return True
@@ -164,7 +164,7 @@ class Launcher:
 
     @staticmethod
     def _arguments(
-        k: Printed, number: _Numbers, strides: Mapping[str, tuple[int, ...]]
+        k: Printed, number: Numbers, strides: Mapping[str, tuple[int, ...]]
     ) -> tuple[dict[str, int], list[Any]]:
         blocks = {b.name: b.value if b.size is None else power(number(b.size)) for b in k.blocks}
         arguments: list[Any] = []
@@ -279,13 +279,13 @@ class _Bound:
             self._ready = all(launch.runner is not None for launch in self._launches)
             return outputs
         # a launch has compiled for a GPU: device is the current one
-        outputs = [_empty(shape, strides, dtype) for shape, dtype, strides in self._outputs]
+        outputs = [empty_on_gpu(shape, strides, dtype) for shape, dtype, strides in self._outputs]
         addresses = [x.data_ptr() for x in tensors] + [x.data_ptr() for x in outputs]
         stream = torch._C._cuda_getCurrentRawStream(device.index)
         if self._bytes:  # of several launches, others of the stream may come between them
             kept = workspace.scratch(device, stream, self._bytes) if len(self._launches) == 1 else None
             buffer = (
-                kept if kept is not None else _empty((self._bytes,), (1,), torch.uint8)
+                kept if kept is not None else empty_on_gpu((self._bytes,), (1,), torch.uint8)
             )  # held until all is launched
             start = buffer.data_ptr()
             addresses += [start + offset for offset in self._offsets]
@@ -297,31 +297,12 @@ class _Bound:
         return outputs
 
 
-def _slow_empty(shape: tuple[int, ...], strides: tuple[int, ...], dtype: torch.dtype) -> Tensor:
-    return torch.empty_strided(shape, strides, dtype=dtype, device="cuda")
-
-
-# memory on the current GPU, without the dispatcher where PyTorch has that for its own compiler
-_empty: Callable[[tuple[int, ...], tuple[int, ...], torch.dtype], Tensor] = getattr(
-    torch._C._dynamo.guards, "_empty_strided_cuda", _slow_empty
-)
-
-
 def _scratch(size: int, alignment: int, stream: int | None) -> Tensor:
     """Memory in which a kernel keeps its descriptors."""
     return torch.empty(size, dtype=torch.int8, device="cuda")
 
 
-class _Numbers:
-    def __init__(self, sizes: Mapping[str, int]) -> None:
-        self.sizes = sizes
-
-    def __call__(self, i: Int) -> int:
-        env: dict[Atom, int] = {s: self.sizes[s.name] for s in i.sizes()}
-        return i.evaluate(env)
-
-
-def _programs(grid: Sequence[Place], blocks: Mapping[str, int], number: _Numbers) -> int:
+def _programs(grid: Sequence[Place], blocks: Mapping[str, int], number: Numbers) -> int:
     """The number of places in a grid."""
 
     def count(p: Place) -> int:
@@ -329,11 +310,3 @@ def _programs(grid: Sequence[Place], blocks: Mapping[str, int], number: _Numbers
         return -(-number(p.positions) // step)
 
     return math.prod(map(count, grid))
-
-
-def _contiguous(shape: tuple[int, ...]) -> tuple[int, ...]:
-    out, step = [], 1
-    for n in reversed(shape):
-        out.append(step)
-        step *= max(1, n)
-    return tuple(reversed(out))

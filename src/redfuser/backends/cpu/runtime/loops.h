@@ -1,6 +1,8 @@
 // Loops over lanes, and what their accumulators are joined by.
 #pragma once
 #include "functions.h"
+// begins to bring a line into the cache; the address may lie behind the tensor
+AI void fetch(const void *p) { __builtin_prefetch(p); }
 template <int N> struct Num { static constexpr int value = N; constexpr operator int() const { return N; } };
 
 // f(number of vectors, position) along n lanes, U vectors at a time where there are as many
