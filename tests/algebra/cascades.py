@@ -122,6 +122,9 @@ def entropy_by_signs(c):
 def entropy_by_the_logarithm(c):
     x = c.x(); m, Z = c.softmax(x); q = x - m - log(Z); p = exp(q); c.sum("E", where((p > 0.0) | isnan(p), p * q, 0.0))
 @case()
+def entropy_of_what_is_positive(c):
+    x = c.x(); m, Z = c.softmax(x); p = exp(x - m) / Z; c.sum("E", where(p > 0.0, p * log(p), 0.0))
+@case()
 def entropy_of_negatives(c):
     x = c.x(); m, Z = c.softmax(x); p = -exp(x - m) / Z; c.sum("E", where(p >= 0.0, 0.0, p * log(-p)))
 @case()
@@ -511,8 +514,14 @@ def harmonic_shift(c):
 def max_of_affine(c):
     a = c.sum("a", absv(c.x("z"))); c.max("A", c.x() * a + c.x("y"))
 @case(2, refuse={"E": "data_branch"})
-def zero_where_it_is_nan(c):
-    x = c.x(); m, Z = c.softmax(x); p = exp(x - m) / Z; c.sum("E", where(p > 0.0, p * log(p), 0.0))
+def another_number_where_it_is_zero(c):
+    x = c.x(); m, Z = c.softmax(x); p = exp(x - m) / Z; c.sum("E", where(p.eq(0.0), 1.0, p * log(p)))
+@case(2, refuse={"E": "data_branch"})
+def far_from_zero_where_it_is_zero(c):
+    x = c.x(); m, Z = c.softmax(x); p = exp(x - m) / Z; c.sum("E", where(p.eq(0.0), 0.0, log(p)))
+@case(2, refuse={"E": "data_branch"})
+def zero_where_it_is_nan_without_a_sum(c):
+    x = c.x(); m = c.max("m", x); p = exp(x - m); c.sum("E", where(p > 0.0, p * log(p), 0.0))
 @case(2, refuse={"E": "data_branch"})
 def logarithm_of_another_where_it_is_zero(c):
     x = c.x(); m, Z = c.softmax(x); p = exp(x - m) / Z; c.sum("E", xlogy(p, c.x("q")))

@@ -206,7 +206,7 @@ def where(s: Separator, e: Apply, strict: bool) -> list[Group]:
         known = decided(s, c)
         if known is not None:
             return s.groups(a if known else b, strict)
-        settled = zeros.settled(s, e)
+        settled = zeros.settled(s, e, strict)
         if settled is None:
             raise s.branch(c)
         s.settled[e] = settled

@@ -75,8 +75,8 @@ class SumPlacer:
         name = self.s.separator.name
         self.s.rule(
             self.stage, "branch", name(before), name(after),
-            "the scale of what is tested has one sign", "an exponential is 0 where its exponent is -inf",
-            "where the scale is 0 or not finite, an element is NaN",
+            "the scale of what is tested has one sign, and where it is 0 or not finite an element is NaN",
+            "an exponential is 0 where its exponent is -inf", "what is taken elsewhere goes to 0 with it",
         )  # fmt: skip
 
     def _all(self, groups: list[Group]) -> list[Term]:

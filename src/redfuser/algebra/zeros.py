@@ -2,9 +2,9 @@
 
     where(isnan(p), nan, where(p == 0, 0, p * log(p))),  p = exp(x - m) / Z     ->     where(x == -inf, 0, p * log(p))
 
-A scale of one sign decides nothing about the sign of a product; an exponential is 0 exactly where its exponent is -inf
-(where it underflows, what is multiplied by it is too small to count). A branch that is NaN where p is needs no test
-for that.
+A scale of one sign decides nothing about the sign of a product; an exponential is 0 exactly where its exponent is -inf.
+Where it underflows the program takes it for 0 too: so the other branch must go to 0 with it. A branch that is NaN where
+p is needs no test for that.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING
 from redfuser.algebra import build, poly
 from redfuser.algebra.groups import Group, Refused
 from redfuser.algebra.terms import NEG, POS, D, Term, X, base_power, is_indicator
-from redfuser.index.expr import COMPARISONS, Apply, Cast, Const, DType, Expr, Fn, children, const, dtype_of
+from redfuser.index.expr import COMPARISONS, Apply, Cast, Const, DType, Expr, Fn, children, const, dtype_of, walk
 from redfuser.index.nodes import Reducer
 
 if TYPE_CHECKING:
@@ -107,53 +107,48 @@ def lost_with(e: Expr, p: Expr) -> bool:
             return False
 
 
-def settled(s: Separator, e: Apply) -> Expr | None:
+def settled(s: Separator, e: Apply, strict: bool) -> Expr | None:
     """``where(test of p, ...)`` with tests of elements alone in its place, or None."""
     p = subject(e.args[0])
-    if p is None or s.r.kind(p) != X | D:
+    g = _scaled(s, p) if p is not None and s.r.kind(p) == X | D else None
+    if p is None or g is None:
         return None
-    x = _element(s, p)
-    if x is None:
+    x, value = s.free_term(g), s.r.term(p)
+    if not (value.nonneg or value.nonpos):
         return None
-    signs = {side: leaf(e, p, side) for side in Side}
-    lost = signs.pop(Side.LOST)
-    if s.facts.nonneg(s.r.term(p)):
-        del signs[Side.BELOW]
-    elif s.facts.nonneg(s.t.neg(s.r.term(p))):
-        del signs[Side.ABOVE]
-    if not lost_with(lost, p) or not all(_of(s, b, p, x) for b in signs.values()):
+    zero, out = leaf(e, p, Side.ZERO), leaf(e, p, Side.ABOVE if value.nonneg else Side.BELOW)
+    if not _of(s, out, p, x):
         return None
-    return _rebuilt(s, e.dtype, x, p, signs)
+    main, lost = out, leaf(e, p, Side.LOST)
+    if zero is not main:
+        if not build.is_number(zero, 0) or not _vanishes(s, main, x, strict):
+            return None
+        out = Apply(Fn.WHERE, (_is_zero(s, x), zero, main), e.dtype)
+    if lost_with(lost, p):  # what is NaN passes no test for zero
+        return out if lost_with(main, p) else None
+    # a row is NaN as a whole: with the sum that it is divided by
+    below = {b for b, q in map(base_power, g.scale.factors) if q < 0}
+    sums = [d for d in walk(p) if s.r.kind(d) == D and s.r.term(d) in below]
+    if not sums or s.r.kind(lost):
+        return None
+    return Apply(Fn.WHERE, (Apply(Fn.ISNAN, (sums[0],), DType.BOOL), lost, out), e.dtype)
 
 
-def _rebuilt(s: Separator, dtype: DType, x: Term, p: Expr, signs: dict[Side, Expr]) -> Expr | None:
-    """The branches one after the other; NaN, which passes no test, takes the last, which is NaN with it."""
-    order = sorted(signs, key=lambda k: (lost_with(signs[k], p), k is Side.ABOVE, k is Side.BELOW))
-    out = signs[order[-1]]
-    if not lost_with(out, p):
-        return None
-    tests = {Side.BELOW: Fn.LT, Side.ZERO: Fn.EQ, Side.ABOVE: Fn.GT}
-    for side in reversed(order[:-1]):
-        if signs[side] is not out:
-            c = _against_zero(s, x, tests[side])
-            if side is Side.ZERO:
-                s.vanishing[c] = x
-            out = Apply(Fn.WHERE, (c, signs[side], out), dtype)
-    return out
+def _vanishes(s: Separator, e: Expr, x: Term, strict: bool) -> bool:
+    """True where e goes to 0 with x: where x is so small that the program takes it for 0, so is e."""
+    return all(divides(x, y) for g in s.groups(e, strict) for y in g.terms)
 
 
-def _element(s: Separator, p: Expr) -> Term | None:
-    """The exponential x, masked perhaps, where p is scale * x, the scale of one sign, and NaN somewhere in a row whose
-    scale is 0 or not finite.
+def _scaled(s: Separator, p: Expr) -> Group | None:
+    """p as an exponential, masked perhaps, times a scale of one sign, NaN somewhere in a row whose scale is 0 or not
+    finite.
     """
     try:
         g = s.single(s.groups(p, strict=False))
     except Refused:
         return None
-    if g is None or g.notes or g.alone is not None or g.scale.sign not in (POS, NEG) or not s.tied(g):
-        return None
-    x = s.free_term(g)
-    return x if g.scale.sign == POS else s.t.neg(x)
+    fine = g is not None and not g.notes and g.alone is None and g.scale.sign in (POS, NEG) and s.tied(g)
+    return g if fine else None
 
 
 def _of(s: Separator, e: Expr, p: Expr, x: Term) -> bool:
@@ -164,20 +159,20 @@ def _of(s: Separator, e: Expr, p: Expr, x: Term) -> bool:
     if e is p or not s.r.kind(e) & X:
         return True
     if s.r.kind(e) == X:
-        return s.r.term(e) is s.exp_factor(x).args[0]
+        return e is s.emit(s.exp_factor(x).args[0])
     return isinstance(e, Apply | Cast) and all(_of(s, a, p, x) for a in children(e))
 
 
-def _against_zero(s: Separator, x: Term, fn: Fn) -> Expr:
-    """The exponential x compared with 0, as its exponent compared with -inf."""
-    if x.factors[0].op == "const" and x.factors[0].value < 0:
-        fn = _MIRRORED.get(fn, fn)
+def _is_zero(s: Separator, x: Term) -> Expr:
+    """The test that the exponential x is 0: that its exponent is -inf, or that it is masked."""
     u = s.emit(s.exp_factor(x).args[0])
     far = const(float("-inf"), build.join(dtype_of(u), DType.FLOAT32))
     for f in filter(is_indicator, x.factors):
         mark, taken = (f, True) if f.op == "var" else (f.args[0].args[0], False)
         u = build.where(s.r.exprs[mark], *((u, far) if taken else (far, u)))
-    return Apply(fn, (u, far), DType.BOOL)
+    c = build.equal(u, far)
+    s.vanishing[c] = x
+    return c
 
 
 def divides(x: Term, y: Term) -> bool:
