@@ -169,8 +169,8 @@ def _all_nan(s: State, m: Ordered, acc: Ref, first: Ref | None) -> Expr | None:
     """
     tests: list[Expr] = [_nan(x) for x in dict.fromkeys(_raw_expr(s, x) for x in _results(s, m.read))]
     if first is not None and tests:
-        largest = s.accumulators[s.reader.term(acc)].reducer is not Reducer.ARGMIN
-        worst = build.equal(acc, const(float("-inf") if largest else float("inf"), dtype_of(acc)))
+        smallest = s.accumulators[s.reader.term(acc)].reducer in (Reducer.ARGMIN, Reducer.BOTTOMK)
+        worst = build.equal(acc, const(float("inf") if smallest else float("-inf"), dtype_of(acc)))
         value = _raw_expr(s, replace(m, read=m.branch(True)).apply(acc))
         tests.append(build.logic(Fn.AND, worst, _nan(value)))
     out: Expr | None = None
