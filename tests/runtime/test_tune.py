@@ -57,6 +57,14 @@ def test_the_fastest_wins():
     assert said(outcome) == {"a": (12.0, ""), "b": (10.0, ""), "c": (14.0, "")}
 
 
+def test_a_handicap_counts_for_the_choice_alone():
+    bench = Bench({"a": 12.0, "b": 11.4})
+    outcome = bench.tune(handicap=lambda c: 1.0 if c == "b" else 0.0)
+    assert outcome.best == "a"
+    assert said(outcome) == {"a": (12.0, ""), "b": (11.4, "")}
+    assert Bench({"a": 12.0, "b": 10.8}).tune(handicap=lambda c: 1.0 if c == "b" else 0.0).best == "b"
+
+
 def test_they_take_turns():
     bench = Bench({"a": 12.0, "b": 10.0})
     bench.tune()

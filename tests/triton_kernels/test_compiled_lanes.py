@@ -4,7 +4,7 @@ import re
 
 import pytest
 import torch
-from compiling import compiled
+from compiling import compiled, usage
 from planning import regions
 from shapes import logsumexp, of, variance
 
@@ -55,3 +55,13 @@ def test_tiles_are_loaded_ahead(tmp_path):
 def test_targets(target, tmp_path):
     made = kernel("bfloat16", 128, tmp_path, target, stages=2)
     assert made.asm["hsaco" if target.startswith("hip") else "cubin"]
+
+
+def test_a_sweep_from_the_end_moves_whole_vectors(tmp_path):
+    (shaped,) = regions(lambda x: x.softmax(-1), [of(64, 131072)])
+    schedule = Schedule(Strategy.SINGLE, row=1, tile=32768, lanes=1024, run=8, warps=32, stages=1)
+    (made,) = compiled(shaped, schedule, tmp_path, "cuda:90")
+    moved = re.findall(r"(?:ld|st)\.global\S*", made.asm["ptx"])
+    assert moved and all(".v4." in m for m in moved)
+    assert any("evict_last" in m for m in moved) and any("evict_first" in m for m in moved)
+    assert not usage(made).spills

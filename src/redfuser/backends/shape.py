@@ -14,7 +14,8 @@ from redfuser.tile.nodes import Role
 class Shape:
     """The lengths by the roles of the axes. Of a symbolic length it is the one in ``sizes``, else its hint.
 
-    ``matrix``: a product has several rows on one side alone, so that tiles of it are worth while.
+    ``matrix``: a product has several rows on one side and columns on the other alone, so that tiles of it are worth
+    while.
     """
 
     def __init__(self, region: Region, derivation: Derivation, sizes: Mapping[str, int]) -> None:
@@ -27,7 +28,7 @@ class Shape:
         spans = list(roles.operand_spans(region, derivation))
         row_axes = frozenset(self.axes(Role.ROW))
         self.products = bool(spans)
-        self.matrix = any((a & row_axes) ^ (b & row_axes) for a, b in spans) and self.rows > 1
+        self.matrix = any((a & row_axes) ^ (b & row_axes) and a - b and b - a for a, b in spans) and self.rows > 1
 
     def axes(self, role: Role) -> list[Axis]:
         """The axes that the stages keep, of one role."""

@@ -26,6 +26,7 @@ log = logging.getLogger("redfuser")
 LIMITS = {Tune.FAST: (8, 10.0), Tune.FULL: (64, 300.0)}  # candidates and seconds
 MOST_BESIDE = 2**28  # bytes of intermediates on a CPU; what makes more of them is not faster
 HEAT = 0.8  # seconds in which products of matrices bring a GPU to its power limit
+INDUCTOR = 1.0  # µs that unfused code has to be faster by on a GPU: its calls keep the host busy for 30 µs more
 SHARE = 0.4  # of the free memory that the unfused code's intermediates may take while it is measured
 
 
@@ -100,11 +101,13 @@ def measured(
         contenders.insert(1, None)
         with contextlib.suppress(Exception):  # measuring it will say why
             replaced.unfused(inputs, sizes)
+    on_gpu = any(x.is_cuda for x in inputs)
     with progress_bar(f"tuning {request.what}") as progress, torch.no_grad():
         outcome = tune(
             contenders, build, engine.timer,
             at_most=at_most, seconds=seconds, at_least=1 + competes, progress=progress,
-            heat=HEAT if any(x.is_cuda for x in inputs) and any(_multiplies(p) for p, _ in pairs) else 0.0,
+            heat=HEAT if on_gpu and any(_multiplies(p) for p, _ in pairs) else 0.0,
+            handicap=lambda s: INDUCTOR if s is None and on_gpu else 0.0,
         )  # fmt: skip
     if not any(r.microseconds is not None for r in outcome.rows):
         return None
@@ -142,6 +145,8 @@ def _decision(request: Request, outcome: Outcome[Schedule | None]) -> Decision:
     failed = len(outcome.rows) - len(rows)
     if failed:
         reason += f"; {failed} did not run"
+    if rows[0].candidate is None and best is not None:
+        reason += "; unfused calls take the host longer"
     strategy = Strategy.UNFUSED if best is None else best.strategy
     return Decision(strategy, best, request.cost, reason, True)
 

@@ -85,6 +85,7 @@ def tune(
     seconds: float,
     at_least: int = 1,
     heat: float = 0.0,
+    handicap: Callable[[C], float] = lambda _: 0.0,
     progress: Progress | None = None,
     clock: Callable[[], float] = time.monotonic,
 ) -> Outcome[C]:
@@ -92,7 +93,8 @@ def tune(
 
     Each is built, run once and measured once, in the order given (the best first, by the cost model). One that raises
     at any of these is left out, with the reason. Those within 1.5 times of the best are then measured in turns, so that
-    a card that grows hot does so for all of them. The median counts; within 1 % the earlier candidate wins.
+    a card that grows hot does so for all of them. The median counts, with the ``handicap`` in microseconds that a
+    candidate has for what the timer does not see; within 1 % the earlier candidate wins.
 
     A card at its power limit ranks candidates otherwise than a cold one. Where the best take long, all of them run for
     ``heat`` seconds before the turns begin, and what was measured before that does not count.
@@ -129,7 +131,7 @@ def tune(
         progress(len(entrants), len(entrants), _fastest(entrants))
 
     rows = tuple(Row(e.candidate, e.microseconds, e.reason) for e in entrants)
-    return Outcome(_best(entrants), rows, in_time, clock() - start)
+    return Outcome(_best(entrants, handicap), rows, in_time, clock() - start)
 
 
 def _first_round(candidate: C, build: Callable[[C], Callable[[], None]], timer: Timer) -> _Entrant[C]:
@@ -193,14 +195,18 @@ def _fastest(entrants: Sequence[_Entrant[C]]) -> float | None:
     return min((e.microseconds for e in entrants if e.microseconds is not None), default=None)
 
 
-def _best(entrants: Sequence[_Entrant[C]]) -> C | None:
+def _best(entrants: Sequence[_Entrant[C]], handicap: Callable[[C], float]) -> C | None:
     """The first of those that are as fast as the fastest one. Who was dropped early cannot win on one lucky turn."""
-    finished = [(e.candidate, e.microseconds) for e in entrants if e.microseconds is not None and not e.reason]
-    fastest = min((t for _, t in finished if t is not None), default=None)
+    finished = [
+        (e.candidate, e.microseconds + handicap(e.candidate))
+        for e in entrants
+        if e.microseconds is not None and not e.reason
+    ]
+    fastest = min((t for _, t in finished), default=None)
     if fastest is None:
         dropped = [e for e in entrants if e.times]
         return min(dropped, key=lambda e: e.times[0]).candidate if dropped else None
-    return next(c for c, t in finished if t is not None and t <= TIE * fastest)
+    return next(c for c, t in finished if t <= TIE * fastest)
 
 
 @contextmanager

@@ -9,6 +9,7 @@ MULTI    for each pass a kernel over segments that stores partial states, and a 
 from __future__ import annotations
 
 from dataclasses import replace
+from functools import cached_property
 
 from redfuser.algebra.nodes import Accumulator, Base, Derivation, Pass, Stage, Treatment
 from redfuser.index.expr import Part, dtype_of
@@ -135,6 +136,19 @@ class _Strategies(Reaches, Segments):
         return list(extra.values())
 
     def sweep_tile(self, axis: Axis) -> int:
-        """The tile of an axis that results run along: a few positions where they run along the cascade axis too."""
-        together = any(axis in self.swept(r) and self.axis in self.swept(r) for r in self.results)
-        return self.schedule.tile if axis is self.axis or not together else min(8, self.schedule.tile)
+        return self.schedule.tile if axis is self.axis else self.sweep_tiles[axis]
+
+    @cached_property
+    def sweep_tiles(self) -> dict[Axis, int]:
+        """Tiles of the axes that results alone run along: together as many positions as one of the cascade axis has, or
+        a few where they run along the cascade axis too. The axis whose neighbours are closest in memory comes first."""
+        tiles: dict[Axis, int] = {}
+        for r in self.results:
+            along = [a for a in self.swept(r) if a is not self.axis]
+            left = min(8, self.schedule.tile) if self.axis in r.axes else self.schedule.tile
+            for a in sorted(along, key=lambda a: max(n for n, i in enumerate(r.index) if a in i.axes()), reverse=True):
+                length = as_int(a.size).value
+                found = left if length is None else min(left, 1 << max(0, length - 1).bit_length())
+                tiles[a] = min(found, tiles.get(a, found))
+                left = max(1, left // found)
+        return tiles

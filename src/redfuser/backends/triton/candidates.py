@@ -38,6 +38,8 @@ class _Shape(Shape):
         self.column = max((self.count([a]) for a in self.axes(Role.COLUMN)), default=1)
         self.run = 0 if self.columns > 1 or refusal(region, derivation) else self._run(region)
         self.swept = any(region.problem.axis in r.axes for r in region.results)
+        alone = set(self.frame.swept) - {region.problem.axis}
+        self.beside = max((self.count([a for a in r.axes if a in alone]) for r in region.results), default=1)
         self.wide = any(d.bytes > 2 for _, dtypes in roles.operands(region, derivation) for d in dtypes)
         self.scalar = self.wide and precision == "ieee"  # dots that tensor cores do not compute
 
@@ -169,7 +171,8 @@ def _forced(
                 yield from cut[:2]
                 later += cut[2:]
             elif w is Strategy.WHOLE:
-                yield replace(s, strategy=w, tile=128, lanes=0, run=1)
+                along = min(4096 // s.row, power(shape.beside))  # positions of results along axes of their own
+                yield replace(s, strategy=w, tile=max(128, along), lanes=0, run=1)
             else:
                 yield replace(s, strategy=w)
     yield from later
@@ -232,6 +235,8 @@ def _rows(shape: _Shape) -> Iterator[Schedule]:
     length = power(shape.length)
     column = min(64, power(shape.column)) if shape.columns > 1 else None
     room = max(1, 16384 // (column or 1))
+    if column is not None and shape.products:
+        yield from _matrices(shape, column)
     if shape.length <= 1024:
         for elements, warps in ((1024, 4), (4096, 8), (2048, 4), (2048, 8), (1024, 2), (4096, 4), (8192, 8)):
             row = max(1, min(elements // length, power(shape.rows)))
@@ -247,7 +252,7 @@ def _rows(shape: _Shape) -> Iterator[Schedule]:
         if length <= LONGEST_WHOLE:
             lanes = (4096, 4, 1), (2048, 2, 1), (4096, 2, 1)
         elif shape.swept:  # fewer rows at a time: what is read once more may still be in a cache
-            lanes = (16384, 16, 1), (32768, 32, 1), (16384, 8, 1), (8192, 16, 1), *lanes
+            lanes = (32768, 32, 1), (16384, 16, 1), (16384, 32, 1), (8192, 16, 1), *lanes
         for tile, warps, stages in dict.fromkeys(lanes):
             if 32 * warps * shape.run <= tile <= length:
                 yield Schedule(Strategy.SINGLE, 1, tile, lanes=32 * warps, run=shape.run, warps=warps, stages=stages)
@@ -257,9 +262,15 @@ def _rows(shape: _Shape) -> Iterator[Schedule]:
     ):  # fmt: skip
         if tile <= min(room, length):
             yield Schedule(Strategy.SINGLE, 1, tile, column, warps=warps, stages=stages)
-    if column is not None and length > 1024:  # the rows of a matrix are read along its columns
-        for block, (tile, warps, stages) in itertools.product(
-            (None, column), ((64, 4, 3), (128, 4, 2), (128, 8, 2), (256, 8, 2), (64, 4, 2), (32, 4, 3), (256, 4, 2))
-        ):
-            if tile * (block or power(shape.columns)) <= 16384:
-                yield Schedule(Strategy.SINGLE, 1, tile, block, warps=warps, stages=stages)
+    if column is not None and length > 1024 and not shape.products:
+        yield from _matrices(shape, column)
+
+
+def _matrices(shape: _Shape, column: int) -> Iterator[Schedule]:
+    """Tiles where each row has a matrix of its own: its rows are read along its columns."""
+    sizes = [(64, 4, 3), (128, 4, 2), (128, 8, 2), (256, 8, 2), (64, 4, 2), (32, 4, 3), (256, 4, 2)]
+    if shape.columns > WIDE:
+        sizes += [(16, 4, 3), (16, 8, 2), (8, 4, 3), (8, 8, 2)]
+    for block, (tile, warps, stages) in itertools.product((None, column), sizes):
+        if tile * (block or power(shape.columns)) <= 16384:
+            yield Schedule(Strategy.SINGLE, 1, tile, block, warps=warps, stages=stages)

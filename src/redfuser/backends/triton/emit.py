@@ -10,6 +10,7 @@ from redfuser.backends.triton import functions
 from redfuser.backends.triton.kernel import KernelWriter
 from redfuser.backends.triton.layout import RESERVED, Layout
 from redfuser.backends.triton.printed import Form, Printed, Source
+from redfuser.backends.triton.quotients import by_inverses
 from redfuser.backends.triton.scales import pull_scales
 from redfuser.index.expr import DType
 from redfuser.tile.names import Names
@@ -32,7 +33,7 @@ def emit(p: Program, form: Form) -> Source:
     printed: list[Printed] = []
     joins: Printed | None = None  # what the last program of the kernel before goes on with
     for k, before in reversed([*zip(p.kernels, (None, *p.kernels), strict=False)]):
-        writer = KernelWriter(p, pull_scales(k), form, used, names.new(f"{p.name}_{k.name}"))
+        writer = KernelWriter(p, by_inverses(pull_scales(k)), form, used, names.new(f"{p.name}_{k.name}"))
         if joins is None and before is not None and meets(before, k):
             joins = writer.told()
         else:

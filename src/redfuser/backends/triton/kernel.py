@@ -131,11 +131,12 @@ class KernelWriter(Places):
             dealt = s.axis in self.layout.beside
             step = str(s.tile if dealt else piece.length)
             ahead = f", num_stages={self.form.stages}" if dealt and s.full and self.form.stages > 1 else ""
-            bounds = (
-                f"({stop} - 1) // {step} * {step}, -1, -{step}" if s.backwards else f"{start}, {stop}, {step}{ahead}"
-            )
-            self.line(f"for {first} in tl.range({bounds}):")
-            head = list(self.positions(s.axis, first))
+            counter, head = first, []
+            if s.backwards:  # counted upwards: of a counter that falls Triton does not know what divides it
+                counter = self.axis_id(s.axis, "_back")
+                head = [f"{first} = ({stop} - 1) // {step} * {step} - {counter}"]
+            self.line(f"for {counter} in tl.range({start}, {stop}, {step}{ahead}):")
+            head += self.positions(s.axis, first)
             for a, text in self.first_and_last(s.axis, first, step):
                 head.append(f"{a} = {text}")
         self.blocks[-1].lines += [f"    {line}" for line in (*head, *body)]

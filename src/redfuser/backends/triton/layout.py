@@ -14,6 +14,7 @@ from __future__ import annotations
 
 import keyword
 import math
+from collections.abc import Mapping
 from dataclasses import dataclass
 
 from redfuser.backends.triton import functions
@@ -101,6 +102,7 @@ class Layout:
         self.row: Dim | None = None
         self.dots = [s for s in every(k.body) if isinstance(s, Dot)]
         values = [v for s in every(k.body) for v in outputs_of(s)]
+        self.matrices = self._matrices(k, {v.name: v.axes for v in values})
         self._rows(k)
         groups = _together(k, self.dots, values)
         for t in sorted(k.axes, key=lambda t: t.role is not Role.LANE):
@@ -119,7 +121,7 @@ class Layout:
         axes = tuple(t.axis for t in k.grid if t.role is Role.ROW)
         rows = power(math.prod(t.block or 1 for t in k.grid if t.role is Role.ROW))
         total = product(as_int(a.size) for a in axes)
-        matrix = any(self._rowed(s, frozenset(axes)) for s in self.dots)
+        matrix = any(s.out.axes & frozenset(axes) for s in self.matrices)
         if total.value is not None:
             rows = min(rows, power(total.value))
         if not axes or total.value == 1 or (rows == 1 and not matrix):
@@ -132,14 +134,23 @@ class Layout:
         self.row = Dim(name, Role.ROW, axes, (Piece(0, "ROWS", None if not exact else power(rows)),), 0)
         self.dims |= dict.fromkeys(axes, self.row)
 
-    def _rowed(self, s: Dot, rows: frozenset[Axis]) -> bool:
-        return bool(rows & s.out.axes)
+    def _matrices(self, k: Kernel, axes: Mapping[str, frozenset[Axis]]) -> list[Dot]:
+        """Dots of which either side has axes of its own, and no axis is kept on both: what remains are sums of products."""
+        single = {
+            t.axis for t in k.axes
+            if t.role is Role.BATCH or as_int(t.axis.size).value == 1 or (t.block == 1 and t.role is not Role.ROW)
+        }  # fmt: skip
+        found = []
+        for s in self.dots:
+            left, right = ((axes[n] - single).difference(s.over) for n in (s.left, s.right))
+            if left - right and right - left and not left & right:
+                found.append(s)
+        return found
 
     def _axis(self, t: TileAxis, axes: tuple[Axis, ...]) -> None:
         size = product(as_int(a.size) for a in axes).value
-        contracted = any(t.axis in s.over for s in self.dots)
-        inside = contracted or any(t.axis in s.out.axes for s in self.dots)
-        smallest = SMALLEST if inside else 1
+        inside = any(t.axis in s.over or t.axis in s.out.axes for s in self.dots)
+        smallest = SMALLEST if any(t.axis in s.over or t.axis in s.out.axes for s in self.matrices) else 1
         if t.block is not None:
             name = "TILE" if t.role is Role.CASCADE else f"{self.names[t.axis]}_BLOCK".upper()
             block = max(power(t.block), smallest)

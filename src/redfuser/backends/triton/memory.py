@@ -72,7 +72,7 @@ class Memory(Writer):
         for at in self.everywhere(dims):
             mask = self.mask(dims, at)
             options = f", mask={mask}, other={nothing}" if mask else ""
-            options += ', eviction_policy="evict_first"' if self.last_use and self.alone(s) else ""
+            options += self.policy(s)
             tail = ".to(tl.float32)" if lifted else ""
             text = f"tl.load({self.address(s.tensor, s.index, s.clip, self.scope(dims, at), at)}{options}){tail}"
             key = self.address(s.tensor, s.index, s.clip, self.scope(dims, at, True), at, True) + options + tail
@@ -83,6 +83,11 @@ class Memory(Writer):
             self.line(f"{name} = {known or text}")
             if known is None:
                 self.blocks[-1].loaded[key] = name
+
+    def policy(self, s: Read) -> str:
+        """How long the cache keeps what is read: the end of a first sweep until the second one begins there."""
+        kept = "evict_first" if self.last_use else "evict_last" if s.tensor in self.again else ""
+        return f', eviction_policy="{kept}"' if kept and self.alone(s) else ""
 
     def alone(self, s: Read) -> bool:
         """True for a read of elements that no other program reads."""

@@ -13,7 +13,6 @@ from redfuser.backends.triton.layout import Dim, Layout, power
 from redfuser.index.expr import Apply, Fn, walk
 from redfuser.index.ints import Int
 from redfuser.tile.nodes import Correct, Declare, Dot, Kernel, Loop, Map, Read, Reduce, Role, Select, Statement, Store
-from redfuser.tile.uses import every
 
 _SPECIAL = {Fn.EXP, Fn.EXP2, Fn.LOG, Fn.LOG2, Fn.TANH, Fn.SIGMOID, Fn.ERF, Fn.SIN, Fn.COS, Fn.EXPM1, Fn.LOG1P, Fn.SQRT,
             Fn.RSQRT, Fn.DIV, Fn.POW}  # fmt: skip
@@ -78,7 +77,7 @@ class Estimate:
         self.layout = Layout(k)
         self.sizes, self.warps, self.stages = sizes, warps, stages
         self.k = k
-        self.operands = {n for s in every(k.body) if isinstance(s, Dot) for n in (s.left, s.right)}
+        self.operands = {n for s in self.layout.matrices for n in (s.left, s.right)}
         self.tensor = self.scalar = self.special = self.bytes = 0.0
         self.shared = 0
         self.live = 0
@@ -151,7 +150,11 @@ class Estimate:
                 self.live += self.elements(s.state.axes) * max(1, s.state.dtype.bytes // 4)
                 return 0
             case Dot():
-                self.tensor += 2.0 * self.elements(s.out.axes) * self.elements(frozenset(s.over)) * times
+                products = 2.0 * self.elements(s.out.axes) * self.elements(frozenset(s.over)) * times
+                if s in self.layout.matrices:
+                    self.tensor += products
+                else:
+                    self.scalar += products
                 return self.elements(s.out.axes) if s.add is None else 0
             case Map() | Correct():
                 n = self.elements(s.out.axes)
@@ -177,16 +180,21 @@ class Estimate:
 
 
 REGISTERS = 240  # that a thread keeps; the model is coarse, and beyond 255 some are spilled
+FILE = 65536  # registers of a processor
+CROWDED = (
+    1.5  # times those that there are for a thread of a large program: the model counts values that are not live at once
+)
 MOST_REGISTERS = 300  # beyond it most are
 
 
 def microseconds(n: Need, m: Machine, warps: int) -> float | None:
     """The time a kernel would take; None where a program does not fit."""
-    if n.shared > m.shared or n.registers > MOST_REGISTERS:
+    most = min(255, FILE // (32 * warps))
+    if n.shared > m.shared or n.registers > min(MOST_REGISTERS, CROWDED * most):
         return None
-    registers = min(255, n.registers)
+    registers = min(most, n.registers)
     resident = min(
-        m.threads // (32 * warps), 65536 // (registers * 32 * warps), m.shared // max(1024, n.shared), 32,
+        m.threads // (32 * warps), FILE // (registers * 32 * warps), m.shared // max(1024, n.shared), 32,
     )  # fmt: skip
     if resident < 1:
         return None

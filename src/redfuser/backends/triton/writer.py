@@ -19,7 +19,9 @@ from redfuser.tile.nodes import (
     Dot,
     Guard,
     Kernel,
+    Loop,
     Program,
+    Read,
     Rename,
     Role,
     Store,
@@ -57,6 +59,7 @@ class Writer:
         self.states = {s.state.name for s in every(k.body) if isinstance(s, Declare)}
         self.same: dict[str, str] = {}  # values that are another one, as a guard that guards nothing
         self.last_use = k.backwards  # what is read now is not wanted again
+        self.again = _again(p, k)
         self.coarse: set[str] = set()
         self.raw = {
             n
@@ -221,3 +224,11 @@ def unbracketed(text: str) -> str:
         if depth == 0 and n + 1 < len(text):
             return text
     return text[1:-1]
+
+
+def _again(p: Program, k: Kernel) -> set[str]:
+    """Tensors that are read once more, from the end, after a first sweep: by a later loop of the kernel or a later kernel."""
+    later = p.kernels[[x.name for x in p.kernels].index(k.name) + 1 :]
+    backwards = [x.body for x in later if x.backwards]
+    backwards += [s.body for s in every(k.body) if isinstance(s, Loop) and s.backwards]
+    return {s.tensor for body in backwards for s in every(body) if isinstance(s, Read)}

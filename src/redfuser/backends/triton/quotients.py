@@ -1,0 +1,113 @@
+"""Quotients of long tiles by a value of fewer axes become products: one division a row in place of one an element.
+
+    y = bf16(x / s)     ->     s_scale = 1, or 2^64 where s is nearly 0, or 2^-64 where it is nearly infinite
+                               s_inverse = 1 / (s * s_scale)
+                               y = bf16(x * s_inverse * s_scale)
+
+The scale keeps the inverse a normal number, so that what is 0, infinite or not a number is so after both. A product may
+differ from the quotient by more than one rounding to float32; it is done only where the result is rounded to 16 bits.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass, replace
+
+from redfuser.index.expr import Apply, Cast, DType, Expr, Fn, Ref, const, ref
+from redfuser.index.ints import Axis
+from redfuser.tile.names import Names
+from redfuser.tile.nodes import Assign, Kernel, Loop, Map, Role, Statement, Value, outputs_of
+from redfuser.tile.uses import every
+
+SMALL, LARGE = 2.0**-125, 2.0**125  # between them a number has an inverse that is normal
+SCALE = 2.0**64
+
+
+def by_inverses(k: Kernel) -> Kernel:
+    """The kernel with no division for each element of a long tile, where products may stand for it."""
+    return replace(k, body=tuple(_Rewrite(k).block(k.body, {})))
+
+
+@dataclass(frozen=True, slots=True)
+class _Inverse:
+    scale: Value
+    inverse: Value
+
+
+class _Rewrite:
+    def __init__(self, k: Kernel) -> None:
+        self.long = frozenset(t.axis for t in k.axes if t.role is Role.CASCADE)
+        self.names = Names(v.name for s in every(k.body) for v in outputs_of(s))
+
+    def block(self, body: Iterable[Statement], outside: Mapping[str, Value]) -> list[Statement]:
+        """The statements of a block. What those of a loop need of values from before it stands before it."""
+        known = dict(outside)
+        made: dict[str, _Inverse] = {}
+        done: list[Statement] = []
+        for s in body:
+            before = set(made)
+            if isinstance(s, Loop):
+                changed = set(_changed(s))
+                fixed = {n: v for n, v in known.items() if n not in changed}
+                inner = [self.map(x, fixed, made) for x in s.body]
+                s = replace(s, body=tuple(self.block(inner, known)))
+            else:
+                s = self.map(s, known, made)
+            done += [x for n in made if n not in before for x in _inverted(known[n], made[n])]
+            done.append(s)
+            for n in _changed(s):
+                made.pop(n, None)
+            known |= {v.name: v for v in outputs_of(s)}
+        return done
+
+    def map(self, s: Statement, known: Mapping[str, Value], made: dict[str, _Inverse]) -> Statement:
+        if not isinstance(s, Map) or not s.out.axes & self.long or not isinstance(s.expr, Cast):
+            return s
+        if s.expr.dtype not in (DType.BFLOAT16, DType.FLOAT16):
+            return s
+        return replace(s, expr=Cast(self.product(s.expr.arg, s.out.axes, known, made), s.expr.dtype))
+
+    def product(self, e: Expr, axes: frozenset[Axis], known: Mapping[str, Value], made: dict[str, _Inverse]) -> Expr:
+        """A quotient, or a product with one in it."""
+        match e:
+            case Apply(fn=Fn.MUL, args=(a, b), dtype=DType.FLOAT32):
+                return Apply(Fn.MUL, (self.product(a, axes, known, made), self.product(b, axes, known, made)), e.dtype)
+            case Apply(fn=Fn.DIV, args=(a, Ref(name=n, dtype=DType.FLOAT32)), dtype=DType.FLOAT32) if n in known:
+                own = known[n].axes
+                if not own < axes or own & self.long:
+                    return e
+                if n not in made:
+                    names = (self.names.new(f"{n}_{word}") for word in ("scale", "inverse"))
+                    made[n] = _Inverse(*(Value(name, DType.FLOAT32, own) for name in names))
+                inverse, scale = (ref(v.name, v.dtype) for v in (made[n].inverse, made[n].scale))
+                return Apply(Fn.MUL, (Apply(Fn.MUL, (a, inverse), e.dtype), scale), e.dtype)
+            case _:
+                return e
+
+
+def _changed(s: Statement) -> Iterator[str]:
+    """The names that a statement gives a value to."""
+    if isinstance(s, Loop):
+        for x in s.body:
+            yield from _changed(x)
+    elif isinstance(s, Assign):
+        yield s.state
+    else:
+        yield from (v.name for v in outputs_of(s))
+
+
+def _inverted(s: Value, made: _Inverse) -> list[Statement]:
+    r = ref(s.name, s.dtype)
+    size = Apply(Fn.ABS, (r,), s.dtype)
+
+    def chosen(condition: Expr, a: float, b: Expr) -> Expr:
+        return Apply(Fn.WHERE, (condition, const(a, DType.FLOAT32), b), DType.FLOAT32)
+
+    one = const(1.0, DType.FLOAT32)
+    low = Apply(Fn.LT, (size, const(SMALL, DType.FLOAT32)), DType.BOOL)
+    high = Apply(Fn.GT, (size, const(LARGE, DType.FLOAT32)), DType.BOOL)
+    scaled = Apply(Fn.MUL, (r, ref(made.scale.name, made.scale.dtype)), DType.FLOAT32)
+    return [
+        Map(made.scale, chosen(low, SCALE, chosen(high, 1 / SCALE, one))),
+        Map(made.inverse, Apply(Fn.DIV, (one, scaled), DType.FLOAT32)),
+    ]
