@@ -243,6 +243,16 @@ def kl_divergence(x, y):
     return (p.exp() * (p - q)).sum(-1)
 
 
+@one(xy, "rebase")
+def distillation(x, y):
+    return 4 * F.kl_div(torch.log_softmax(x / 2, -1), torch.softmax(y / 2, -1), reduction="none").sum(-1)
+
+
+@one(x_, "rebase")
+def entropy_of_probabilities(x):
+    return torch.special.entr(torch.softmax(x, -1)).sum(-1)
+
+
 @one(x_)
 def renyi_entropy(x):
     p = torch.softmax(x, -1)

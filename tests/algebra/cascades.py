@@ -22,6 +22,7 @@ from .dsl import (
     exp2,
     expm1,
     floor,
+    isnan,
     log,
     log2,
     maxv,
@@ -32,6 +33,7 @@ from .dsl import (
     sqrt,
     tanh,
     where,
+    xlogy,
 )
 
 
@@ -110,6 +112,36 @@ def largest_kept_probability(c):
 def largest_clamped_kept_deviation(c):
     x, keep = c.x(), c.load("keep", c.b, c.l, dtype=DType.BOOL); m = c.max("m", c.x("y"))
     c.max("C", where(keep, maxv(x - m, -1.0), NINF))
+@case(treat={"E": {"rebase"}})
+def entropy_by_xlogy(c):
+    x = c.x(); m, Z = c.softmax(x); p = exp(x - m) / Z; c.sum("E", xlogy(p, p))
+@case()
+def entropy_by_signs(c):
+    x = c.x(); m, Z = c.softmax(x); p = exp(x - m) / Z; c.sum("E", where(isnan(p), p, where(p > 0.0, -p * log(p), where(p.eq(0.0), 0.0, NINF))))
+@case()
+def entropy_by_the_logarithm(c):
+    x = c.x(); m, Z = c.softmax(x); q = x - m - log(Z); p = exp(q); c.sum("E", where((p > 0.0) | isnan(p), p * q, 0.0))
+@case()
+def entropy_of_what_is_positive(c):
+    x = c.x(); m, Z = c.softmax(x); p = exp(x - m) / Z; c.sum("E", where(p > 0.0, p * log(p), 0.0))
+@case()
+def entropy_of_negatives(c):
+    x = c.x(); m, Z = c.softmax(x); p = -exp(x - m) / Z; c.sum("E", where(p >= 0.0, 0.0, p * log(-p)))
+@case()
+def entropy_masked(c):
+    x, keep = c.x(), c.load("keep", c.b, c.l, dtype=DType.BOOL); m = c.max("m", where(keep, x, NINF)); e = where(keep, exp(x - m), 0.0)
+    Z = c.sum("Z", e); c.sum("E", xlogy(e / Z, e / Z))
+@case()
+def entropy_with_a_sink(c):
+    x, sink = c.x(), c.par("sink"); m = c.max("m", x); M = maxv(m, sink); Z = c.sum("Z1", exp(x - M)) + exp(sink - M)
+    p = exp(x - M) / Z; c.sum("E", xlogy(p, p))
+@case()
+def entropy_unsafe(c):
+    e = exp(c.x()); p = e / c.sum("Z", e); c.sum("E", xlogy(p, p))
+@case()
+def divergence_at_a_temperature(c):
+    x, y = c.x() / 3.0, c.x("y") / 3.0; m, Z = c.softmax(x); n, W = c.softmax(y, "n", "W"); p = exp(x - m) / Z
+    c.sum("E", xlogy(p, p) - p * (y - n - log(W)))
 @case()
 def max_subtracted_twice(c):
     x = c.x(); m = c.max("m", x); y = x - m; m2 = c.max("m2", y); Z = c.sum("Z", exp(y - m2)); c.sum("O", exp(y - m2) / Z * c.col())
@@ -481,6 +513,30 @@ def harmonic_shift(c):
 @case(2, refuse={"A": "order"})
 def max_of_affine(c):
     a = c.sum("a", absv(c.x("z"))); c.max("A", c.x() * a + c.x("y"))
+@case(2, refuse={"E": "data_branch"})
+def another_number_where_it_is_zero(c):
+    x = c.x(); m, Z = c.softmax(x); p = exp(x - m) / Z; c.sum("E", where(p.eq(0.0), 1.0, p * log(p)))
+@case(2, refuse={"E": "data_branch"})
+def far_from_zero_where_it_is_zero(c):
+    x = c.x(); m, Z = c.softmax(x); p = exp(x - m) / Z; c.sum("E", where(p.eq(0.0), 0.0, log(p)))
+@case(2, refuse={"E": "data_branch"})
+def zero_where_it_is_nan_without_a_sum(c):
+    x = c.x(); m = c.max("m", x); p = exp(x - m); c.sum("E", where(p > 0.0, p * log(p), 0.0))
+@case(2, refuse={"E": "data_branch"})
+def logarithm_of_another_where_it_is_zero(c):
+    x = c.x(); m, Z = c.softmax(x); p = exp(x - m) / Z; c.sum("E", xlogy(p, c.x("q")))
+@case(2, refuse={"E": "data_branch"})
+def zero_test_under_a_scale_of_other_data(c):
+    m = c.max("m", c.x("y")); e = exp(c.x() - m); c.sum("E", xlogy(e, e))
+@case(2, refuse={"E": "data_branch"})
+def zero_test_under_a_sum_that_may_overflow(c):
+    x = absv(c.x()); p = x / c.sum("s", x); c.sum("E", xlogy(p, p))
+@case(2, refuse={"E": "data_branch"})
+def zero_test_under_a_scale_of_any_sign(c):
+    x = c.x(); m = c.max("m", x); p = exp(x - m) * c.sum("s", c.x("y")); c.sum("E", where(p.eq(0.0), 0.0, p * log(absv(p))))
+@case(2, refuse={"E": "data_branch"})
+def compared_with_another_number(c):
+    x = c.x(); m, Z = c.softmax(x); p = exp(x - m) / Z; c.sum("E", where(p > 0.5, p * log(p), p))
 @case(2, refuse={"A": "order"})
 def max_of_weighted_deviation(c):
     mu = c.mean(c.x()); c.max("A", absv((c.x() - mu) * c.x("g")))

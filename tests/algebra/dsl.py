@@ -82,6 +82,7 @@ exp, log, absv, tanh, sigmoid, sqrt, rsqrt, rnd, exp2, log2, expm1, log1p, ceil,
 def maxv(a, b): return apply(Fn.MAXIMUM, a, b)
 def minv(a, b): return apply(Fn.MINIMUM, a, b)
 def where(c, a, b): return apply(Fn.WHERE, c, a, b)
+def xlogy(x, y): return where(isnan(y), math.nan, where(x.eq(0.0), 0.0, x * log(y)))
 def clip(x, lo, hi): return maxv(minv(x, hi), lo)
 
 

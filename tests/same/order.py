@@ -57,6 +57,18 @@ def test_top_k_of_equals_and_nan(kernels, schedule, k, make):
     exact(kernels, lambda x: torch.topk(x * counted(x), k, dim=-1), make(), schedule)
 
 
+@pytest.mark.parametrize("k", [1, 3])
+@pytest.mark.parametrize("make", [ties, special, few_numbers])
+def test_top_k_of_what_is_kept(kernels, schedule, k, make):
+    """Under a mask after the softmax: in a row that is NaN, what is kept goes first."""
+
+    keep = torch.arange(50) % 3 == 1
+    exact(kernels, lambda x: torch.softmax(x, -1).masked_fill(~keep, -INF).topk(k, -1), make(), schedule)
+    exact(kernels, lambda x: (-torch.softmax(x, -1)).masked_fill(~keep, -INF).topk(k, -1), make(), schedule)
+    exact(kernels, lambda x: torch.softmax(x, -1).masked_fill(~keep, INF).topk(k, -1, largest=False), make(), schedule)
+    exact(kernels, lambda x: (x - x.amax(-1, keepdim=True)).masked_fill(~keep, -INF).topk(k, -1), make(), schedule)
+
+
 @pytest.mark.parametrize("k", [1, 8])
 @pytest.mark.parametrize("make", [ties, special, few_numbers])
 def test_the_smallest(kernels, schedule, k, make):

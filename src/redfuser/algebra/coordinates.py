@@ -217,7 +217,8 @@ def related(s: State, r: Term, terms: poly.Terms) -> bool:
 def _bounds(s: State, v: Term, a: Term) -> bool:
     key = s.reader.term(s.accumulators[v].element)
     masked = key.op == "fn" and key.label == "where" and a in key.args
-    return a is key or masked or s.facts.nonneg(s.t.sub(v, a)) or s.facts.nonneg(s.t.sub(a, v))
+    multiple = s.t.mul(*[f for f in key.factors if f.kind & X]) is a
+    return multiple or masked or s.facts.nonneg(s.t.sub(v, a)) or s.facts.nonneg(s.t.sub(a, v))
 
 
 def is_length(s: State, divisor: Term) -> bool:

@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
+import numpy as np
+
 from redfuser.algebra import build
 from redfuser.algebra.groups import Refused
 from redfuser.algebra.nodes import Read, Stage, Treatment
-from redfuser.algebra.order import Mask, Ordered, Shape, hole, ordered, refused
+from redfuser.algebra.order import Mask, Ordered, Shape, guarded, hole, ordered, refused
 from redfuser.algebra.state import State
 from redfuser.algebra.terms import NONNEG, D
 from redfuser.index.expr import (
@@ -66,10 +70,16 @@ def extreme(s: State, stage: Stage) -> None:
     if m.shape in (Shape.UP, Shape.DOWN):
         if m.shape is Shape.DOWN and reducer.is_list:
             raw = build.neg(m.key)
-            m = Ordered(raw, m.apply(build.neg(ref("?", dtype_of(raw)))), Shape.UP, m.weak)
+            lost = None if m.lost is None else build.neg(m.lost)
+            m = Ordered(raw, m.apply(build.neg(ref("?", dtype_of(raw)))), Shape.UP, m.weak, lost=lost)
         chosen = order if m.shape is Shape.UP else _OPPOSITE[order]
         key = _nan_free(stage, m.key, chosen)
-        _read_keys(s, stage, s.key(stage, stage.name, chosen, key, "extreme key", stage.k), m)
+        acc = s.key(stage, stage.name, chosen, key, "extreme key", stage.k)
+        first = None
+        if stage.reducer.has_index and m.lost is not None and _results(s, m.read):
+            role = "what is kept, where a result is NaN"
+            first = s.key(stage, f"{stage.name}_first", chosen, m.lost, role, stage.k)
+        _read_keys(s, stage, acc, m, first)
     else:
         if reducer.has_index or (m.shape is Shape.CONVEX and not largest) or (m.shape is Shape.CONCAVE and largest):
             raise refused(s.separator, body)
@@ -81,6 +91,8 @@ def extreme(s: State, stage: Stage) -> None:
 
 def _settled(s: State, stage: Stage, m: Ordered, mask: Mask, largest: bool) -> Ordered:
     """Whether the extreme key is a masked one's: by its value, or exactly, by whether any element is kept (or masked)."""
+    if stage.reducer.has_index:  # what is kept goes before what is masked, so its keys stop short of theirs
+        m = replace(m, key=_within_reach(m.key, mask.far))
     if stage.reducer.has_index or m.shape not in (Shape.UP, Shape.DOWN):
         return m.settled(build.equal(hole(dtype_of(m.key)), mask.far))
     high = largest == (m.shape is Shape.UP)  # the largest key is the extreme one
@@ -91,6 +103,17 @@ def _settled(s: State, stage: Stage, m: Ordered, mask: Mask, largest: bool) -> O
     return m.settled(
         s.key(stage, f"{stage.name}_masked", Reducer.ANY, build.negate(mask.keep), "whether any element is masked")
     )
+
+
+def _within_reach(key: Expr, far: Expr) -> Expr:
+    """``where(keep, key, far)`` with an infinite key of a kept element as the number next to it."""
+    assert isinstance(key, Apply) and isinstance(far, Const)
+    c, a, b = key.args
+    low = far.value == float("-inf")
+    end = np.finfo(np.float64 if dtype_of(key) is DType.FLOAT64 else np.float32)
+    limit = const(float(end.min if low else end.max), dtype_of(key).compute)
+    fn = Fn.MAXIMUM if low else Fn.MINIMUM
+    return build.where(c, *(build.binary(fn, x, limit) if x is not far else x for x in (a, b)))
 
 
 def _logic(s: State, stage: Stage) -> Ordered:
@@ -117,28 +140,39 @@ def _nan_free(stage: Stage, key: Expr, chosen: Reducer) -> Expr:
     return build.where(Apply(Fn.ISNAN, (key,), DType.BOOL), far, key)
 
 
-def _read_keys(s: State, stage: Stage, acc: Ref, m: Ordered | None = None) -> None:
+def _read_keys(s: State, stage: Stage, acc: Ref, m: Ordered | None = None, first: Ref | None = None) -> None:
+    """``first`` takes the place of the keys in a row whose kept elements are NaN."""
     key = (stage.name, Part.VALUE)
     source = acc if m is None else m.apply(acc)
-    inner, raw = s.inner_expr(source), _raw_expr(s, source)
+    lost = None if m is None or not stage.reducer.has_index else _all_nan(s, m, acc, first)
+    last = source if m is None or first is None or lost is None else m.apply(build.where(lost, first, acc))
+    inner, raw = s.inner_expr(source), _raw_expr(s, last)
     s.inner_exprs[key] = build.cast(inner, stage.dtype)
     s.raw_exprs[key] = build.cast(raw, stage.dtype)
     s.reader.values[key] = s.reader.term(source)
     index: Expr | None = None
     if stage.reducer.has_index:
         index = ref(acc.name, DType.INT64, part=Part.INDEX)
-        lost = None if m is None else _all_nan(s, m)
         if lost is not None:
-            index = build.where(lost, _lowest(stage), index)
+            instead = _lowest(stage) if first is None else ref(first.name, DType.INT64, part=Part.INDEX)
+            index = build.where(lost, instead, index)
         at = (stage.name, Part.INDEX)
         s.inner_exprs[at] = s.raw_exprs[at] = index
         s.reader.values[at] = s.reader.opaque(index, D, NONNEG, f"{acc.name}.index")
     s.reads.append(Read(stage.name, s.raw_exprs[key], index))
 
 
-def _all_nan(s: State, m: Ordered) -> Expr | None:
-    """The test that a result in the map is NaN: then so is every element, though the keys differ."""
-    tests = [Apply(Fn.ISNAN, (x,), DType.BOOL) for x in dict.fromkeys(_raw_expr(s, x) for x in _results(s, m.read))]
+def _all_nan(s: State, m: Ordered, acc: Ref, first: Ref | None) -> Expr | None:
+    """The test that a result in the map is NaN: then so is every element that is kept, though the keys differ.
+
+    So it is too where every key is infinite and is NaN in the map, as -inf less a maximum of -inf.
+    """
+    tests: list[Expr] = [_nan(x) for x in dict.fromkeys(_raw_expr(s, x) for x in _results(s, m.read))]
+    if first is not None and tests:
+        smallest = s.accumulators[s.reader.term(acc)].reducer in (Reducer.ARGMIN, Reducer.BOTTOMK)
+        worst = build.equal(acc, const(float("inf") if smallest else float("-inf"), dtype_of(acc)))
+        value = _raw_expr(s, replace(m, read=m.branch(True)).apply(acc))
+        tests.append(build.logic(Fn.AND, worst, _nan(value)))
     out: Expr | None = None
     for t in tests:
         out = t if out is None else build.logic(Fn.OR, out, t)
@@ -146,12 +180,18 @@ def _all_nan(s: State, m: Ordered) -> Expr | None:
 
 
 def _results(s: State, e: Expr) -> list[Expr]:
-    """The earlier results whose NaN makes e NaN."""
+    """The earlier results whose NaN makes e NaN, wherever it is not the value of a masked element."""
     if isinstance(e, Load):
         return [e] if s.reader.is_state(e) and e.dtype.is_float else []
+    if (parts := guarded(e)) is not None:
+        return _results(s, parts[0])
     if isinstance(e, Apply) and (e.fn is Fn.WHERE or e.dtype is DType.BOOL):
         return []
     return [x for a in children(e) for x in _results(s, a)]
+
+
+def _nan(x: Expr) -> Expr:
+    return Apply(Fn.ISNAN, (x,), DType.BOOL)
 
 
 def _lowest(stage: Stage) -> Expr:

@@ -63,13 +63,29 @@ class Mask:
 
 @dataclass(frozen=True, slots=True)
 class Ordered:
-    """body == read[hole := key]. ``weak`` where different keys may give equal values (ties)."""
+    """body == read[hole := key]. ``weak`` where different keys may give equal values (ties).
+
+    ``lost`` is the key in a row where a result in the read is NaN: NaN too for every element that is kept.
+    """
 
     key: Expr
     read: Expr
     shape: Shape
     weak: bool = False
     mask: Mask | None = None  # whose key the read must tell from an equal key of an element that is kept
+    lost: Expr | None = None  # None: NaN for every element
+
+    def branch(self, kept: bool) -> Expr:
+        """The read of an element that is kept, or of a masked one, whatever its key."""
+
+        def leaf(x: Expr) -> Expr | None:
+            parts = guarded(x)
+            return None if parts is None else parts[0] if kept else parts[1]
+
+        out, done = self.read, None
+        while done is not out:
+            out, done = transform(out, leaf), out
+        return out
 
     def settled(self, masked: Expr) -> Ordered:
         return replace(self, read=transform(self.read, lambda x: masked if x is MASKED else None), mask=None)
@@ -77,6 +93,14 @@ class Ordered:
     def apply(self, key: Expr) -> Expr:
         mark = hole(dtype_of(self.key))
         return transform(self.read, lambda x: key if x is mark else None)
+
+
+def guarded(e: Expr) -> tuple[Expr, Expr] | None:
+    """The values of kept and of masked elements in ``where(whether the key is a masked one, ...)`` of a read."""
+    if not isinstance(e, Apply) or e.fn is not Fn.WHERE:
+        return None
+    kept = [a for a in e.args[1:] if any(isinstance(x, Ref) and x.name == "?" for x in walk(a))]
+    return (kept[0], e.args[2] if kept[0] is e.args[1] else e.args[1]) if len(kept) == 1 else None
 
 
 def refused(s: Separator, e: Expr) -> Refused:
@@ -207,11 +231,13 @@ def _where(s: Separator, e: Apply) -> Ordered | None:
     far = build.neg(end) if m.shape is Shape.DOWN else end
     far = build.cast(far, dtype_of(m.key)) if dtype_of(m.key) is not dtype_of(far) else far
     key = build.where(c, far, m.key) if swap else build.where(c, m.key, far)
+    nan = const(float("nan"), dtype_of(m.key)) if m.lost is None else m.lost
+    lost = build.where(c, far, nan) if swap else build.where(c, nan, far)
     mark = hole(dtype_of(m.key))
     if _keeps_ends(m.read, mark):
-        return replace(m, key=key, read=build.where(build.equal(mark, far), end, m.read))
+        return replace(m, key=key, read=build.where(build.equal(mark, far), end, m.read), lost=lost)
     keep = build.negate(c) if swap else c
-    return replace(m, key=key, read=build.where(MASKED, end, m.read), mask=Mask(keep, far))
+    return replace(m, key=key, read=build.where(MASKED, end, m.read), mask=Mask(keep, far), lost=lost)
 
 
 def _keeps_ends(read: Expr, mark: Ref) -> bool:
@@ -220,6 +246,8 @@ def _keeps_ends(read: Expr, mark: Ref) -> bool:
         return True
     if isinstance(read, Cast):
         return _keeps_ends(read.arg, mark)
+    if (parts := guarded(read)) is not None:
+        return _keeps_ends(parts[0], mark)
     straight = isinstance(read, Apply) and read.fn in (Fn.ADD, Fn.SUB, Fn.MUL, Fn.DIV, Fn.NEG, *_UP_WEAKLY - {Fn.SIGN})
     return straight and all(_keeps_ends(a, mark) for a in children(read) if any(x is mark for x in walk(a)))
 

@@ -8,7 +8,7 @@ from collections.abc import Callable
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
-from redfuser.algebra import build, poly
+from redfuser.algebra import build, poly, zeros
 from redfuser.algebra.groups import Group, Refused
 from redfuser.algebra.poly import UNIT
 from redfuser.algebra.reader import narrows
@@ -149,7 +149,10 @@ def logarithm(s: Separator, e: Apply, strict: bool) -> list[Group]:
     x = s.t.log(s.free_term(g)) if e.fn is Fn.LOG else s.t.div(s.t.log(s.free_term(g)), s.t.ln2)
     if e.fn is Fn.LOG2:
         moved = s.t.div(moved, s.t.ln2)
-    left = [s.element(Apply(e.fn, (g.core,), e.dtype), x)]
+    core: Expr = Apply(e.fn, (g.core,), e.dtype)
+    if s.exp_factor(s.free_term(g)) is not s.t.one:
+        core = s.emit(x)  # an exponential may underflow before its logarithm is taken
+    left = [s.element(core, x)]
     d = s.emit(moved)
     right = [s.result(moved, d)]
     return s.sum_of(Apply(Fn.ADD, (e, d), e.dtype), left, right, strict)
@@ -201,9 +204,13 @@ def where(s: Separator, e: Apply, strict: bool) -> list[Group]:
     kind = s.r.kind(c)
     if kind == X | D:
         known = decided(s, c)
-        if known is None:
+        if known is not None:
+            return s.groups(a if known else b, strict)
+        settled = zeros.settled(s, e, strict)
+        if settled is None:
             raise s.branch(c)
-        return s.groups(a if known else b, strict)
+        s.settled[e] = settled
+        return s.groups(settled, strict)
     if kind == D:
         return gate(s, c, a, strict) + gate(s, build.negate(c), b, strict)
     out: list[Group] = []
@@ -223,7 +230,10 @@ def masked(s: Separator, g: Group, c: Expr, ind: Term, taken: bool, dtype: DType
         return build.where(c, x, zero) if taken else build.where(c, zero, x)
 
     pin = None if g.pin is None else (g.pin[0], mask(g.pin[1]))
-    return replace(g, core=mask(g.core), terms=poly.scale_terms(s.t, g.terms, ind), pin=pin, alone=None)
+    terms, zero_there = g.terms, None if taken else s.vanishing.get(c)
+    if zero_there is None or not all(zeros.divides(zero_there, x) for x in terms):
+        terms = poly.scale_terms(s.t, terms, ind)
+    return replace(g, core=mask(g.core), terms=terms, pin=pin, alone=None)
 
 
 def gate(s: Separator, c: Expr, branch: Expr, strict: bool) -> list[Group]:

@@ -26,7 +26,9 @@ INTEGER_ROUNDERS = frozenset({Fn.ROUND, Fn.FLOOR, Fn.CEIL, Fn.TRUNC})
 
 
 class Separator:
-    """One per pass. ``conditioned`` says whether a result may serve as a shift (well conditioned on every prefix)."""
+    """One per pass. ``conditioned`` says whether a result may serve as a shift (well conditioned on every prefix),
+    ``tied`` whether a scale that is 0 or not finite makes some element NaN.
+    """
 
     def __init__(
         self,
@@ -35,10 +37,13 @@ class Separator:
         options: Options,
         conditioned: Callable[[Term], bool],
         emit: Callable[[Term], Expr],
+        tied: Callable[[Group], bool],
     ) -> None:
         self.r, self.t, self.facts, self.options = reader, reader.t, facts, options
-        self.conditioned, self.emit = conditioned, emit
+        self.conditioned, self.emit, self.tied = conditioned, emit, tied
         self.coordinates: dict[Term, Term] = {}  # variable -> the result it stands for
+        self.settled: dict[Expr, Expr] = {}  # a branch -> the same with tests of elements alone
+        self.vanishing: dict[Expr, Term] = {}  # a test -> the element that is 0 where it holds
         self._by_value: dict[Term, Term] = {}
         self._memo: dict[tuple[Expr, bool], list[Group] | Refused] = {}
 

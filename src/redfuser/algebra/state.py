@@ -13,6 +13,7 @@ from redfuser.algebra.poly import Terms
 from redfuser.algebra.reader import Reader
 from redfuser.algebra.separate import Separator
 from redfuser.algebra.terms import ANY, NONNEG, Arena, D, Sign, Term, base_power, variables
+from redfuser.algebra.zeros import tied
 from redfuser.index.expr import (
     DType,
     Expr,
@@ -95,7 +96,9 @@ class State:
         self.taken = taken
         from redfuser.algebra.coordinates import conditioned
 
-        self.separator = Separator(self.reader, self.facts, options, lambda r: conditioned(self, r), self.spelled)
+        self.separator = Separator(
+            self.reader, self.facts, options, lambda r: conditioned(self, r), self.spelled, lambda g: tied(self, g)
+        )
 
     # -- names and axes ---------------------------------------------------------------------------------------------
     def unique(self, name: str) -> str:

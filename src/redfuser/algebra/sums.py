@@ -29,6 +29,7 @@ from redfuser.index.expr import (
     dtype_of,
     ref,
     transform,
+    walk,
 )
 from redfuser.index.nodes import Reducer
 from redfuser.index.refusals import RefusalKind
@@ -48,6 +49,9 @@ class SumPlacer:
     def place(self) -> Term:
         s, stage = self.s, self.stage
         groups = [s.separator.recentred(g) for g in s.separator.groups(stage.body)]
+        for x in walk(stage.body):
+            if x in s.separator.settled:
+                self._tell_branch(x, s.separator.settled[x])
         if not s.reader.kind(stage.body) & D and any(not g.terms for g in groups):
             return s.reader.term(s.accumulate(stage, stage.name, Reducer.SUM, stage.body, self.dtype, "result"))
         text = s.separator.name(stage.body)
@@ -66,6 +70,14 @@ class SumPlacer:
         if not self.note.treatments:
             self.note.treatments.add(Treatment.PLAIN)
         return self.t.add(*parts)
+
+    def _tell_branch(self, before: Expr, after: Expr) -> None:
+        name = self.s.separator.name
+        self.s.rule(
+            self.stage, "branch", name(before), name(after),
+            "the scale of what is tested has one sign, and where it is 0 or not finite an element is NaN",
+            "an exponential is 0 where its exponent is -inf", "what is taken elsewhere goes to 0 with it",
+        )  # fmt: skip
 
     def _all(self, groups: list[Group]) -> list[Term]:
         return [c for g in groups for c in poly.coordinates(g.terms)]
