@@ -1,4 +1,4 @@
-"""Quotients of long tiles by a value of fewer axes become products: one division a row in place of one an element.
+"""Quotients along an axis of many tiles, by a value of fewer axes, become products: one division a row, not an element.
 
     y = bf16(x / s)     ->     s_scale = 1, or 2^64 where s is nearly 0, or 2^-64 where it is nearly infinite
                                s_inverse = 1 / (s * s_scale)
@@ -24,7 +24,7 @@ SCALE = 2.0**64
 
 
 def by_inverses(k: Kernel) -> Kernel:
-    """The kernel with no division for each element of a long tile, where products may stand for it."""
+    """The kernel without divisions of every element of a long row, where products may stand for them."""
     return replace(k, body=tuple(_Rewrite(k).block(k.body, {})))
 
 
@@ -36,7 +36,7 @@ class _Inverse:
 
 class _Rewrite:
     def __init__(self, k: Kernel) -> None:
-        self.long = frozenset(t.axis for t in k.axes if t.role is Role.CASCADE)
+        self.long = frozenset(t.axis for t in k.axes if t.role is Role.CASCADE and t.block is not None)
         self.names = Names(v.name for s in every(k.body) for v in outputs_of(s))
 
     def block(self, body: Iterable[Statement], outside: Mapping[str, Value]) -> list[Statement]:
