@@ -25,7 +25,7 @@ def test_launching_is_not_in_it():
             pass
         x.add_(1)
 
-    assert warm(slow_to_launch) < 50
+    assert warm(slow_to_launch) < 150  # of the 200 that launching takes, on hosts of any speed
 
 
 def test_twice_the_work_takes_twice_as_long():
@@ -34,8 +34,9 @@ def test_twice_the_work_takes_twice_as_long():
     assert 1.6 < ratio < 2.4
 
 
-def test_it_agrees_with_a_long_run():
-    x = torch.randn(4096, 4096, device="cuda")
+@pytest.mark.parametrize("n", [1024, 4096])
+def test_it_agrees_with_a_long_run(n):
+    x = torch.randn(n, n, device="cuda")
     one = warm(lambda: x @ x)
     start, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
     start.record()

@@ -14,6 +14,8 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Generic, Protocol, TypeVar
 
+from redfuser.runtime.timers import HOT
+
 if TYPE_CHECKING:
     import rich.progress
 
@@ -24,7 +26,6 @@ Timer = Callable[[Callable[[], None]], float]
 ROUNDS = 5
 SLOW = 1.5  # times the best of the first round: what takes longer is not measured again
 TIE = 1.01  # times the best: within it, what the cost model put first wins
-LONG = 200.0  # microseconds: what is shorter heats nothing, as the timer does other work between the samples
 
 
 class Progress(Protocol):
@@ -165,7 +166,7 @@ def _drop_slow(racing: list[_Entrant[C]]) -> None:
 
 def _heat(racing: list[_Entrant[C]], timer: Timer, seconds: float, clock: Callable[[], float]) -> bool:
     """Runs the candidates in turn, unmeasured, for so many seconds; False where that is not called for."""
-    if len(racing) == 1 or not seconds or min(e.times[0] for e in racing) < LONG:
+    if len(racing) == 1 or not seconds or min(e.times[0] for e in racing) < HOT:
         return False
     end = clock() + seconds
     while clock() < end:
