@@ -52,7 +52,7 @@ def contiguous(shape: tuple[int, ...]) -> tuple[int, ...]:
 def in_large_pages(x: Tensor) -> Tensor:
     """The same tensor, which is about to be written, in pages of 2 MiB where the system gives them to who asks.
 
-    Fresh memory is given page by page as it is written; with pages of 4 KiB that takes longer than a softmax does.
+    Fresh memory is given page by page as it is written, and with pages of 4 KiB that may take longer than the work.
     """
     advise = _advise()
     if advise is not None:

@@ -13,9 +13,11 @@ from redfuser.regions.nodes import Region, Result
 from redfuser.tile import lanes, roles
 from redfuser.tile.identity import NO_POSITION, constant
 from redfuser.tile.lower import Lowering, Stored
+from redfuser.tile.moderate import moderate
 from redfuser.tile.names import Names
-from redfuser.tile.nodes import Declare, Kernel, Kind, Lanes, Role, Store, Tensor, TileAxis, Value
+from redfuser.tile.nodes import Declare, Kernel, Kind, Lanes, Read, Role, Store, Tensor, TileAxis, Value
 from redfuser.tile.strategy import Schedule, Unsupported
+from redfuser.tile.uses import every
 
 
 class Builder:
@@ -39,6 +41,7 @@ class Builder:
         self.producers = {p.name: p for p in region.producers}
         self.epilogues = {p.name: p for p in region.epilogues}
         self.wanted = _read_stages(region, derivation)
+        self.moderate = moderate(region.problem)
 
     def lowering(self, fixed: tuple[TileAxis, ...] | None = None) -> Lowering:
         names = frozenset({self.axis, *self.frame.kept, *self.frame.ranks, *self.frame.swept})
@@ -81,7 +84,11 @@ class Builder:
         inner = [roles.tile_axis(a, Role.INNER, None) for a in low.inner if a not in here]
         if low.lanes is not None:
             inner.append(roles.tile_axis(low.lanes.axis, Role.LANE, None))
-        return Kernel(name, note, tuple(grid), (*fixed, *inside, *inner), body, low.lanes)
+        kept = {t.name for (n, part), t in self.scratch.items() if n in self.moderate and part is Part.VALUE}
+        found = {s.out.name for s in every(body) if isinstance(s, Read) and s.tensor in kept}
+        found |= {low.stages[n].value.name for n in self.moderate if n in low.stages}
+        inside = (*fixed, *inside, *inner)
+        return Kernel(name, note, tuple(grid), inside, body, low.lanes, moderate=frozenset(found))
 
     def cascade(self, block: int | None) -> TileAxis:
         return roles.tile_axis(self.axis, Role.CASCADE, block)

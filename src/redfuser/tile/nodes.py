@@ -315,7 +315,8 @@ Statement = Union[
 @dataclass(frozen=True, slots=True)
 class Kernel:
     """``grid``: the axes that are cut in blocks, one program for each; ``inside``: the other axes of its tiles;
-    ``lanes``: how the tiles of one of those are dealt; ``backwards``: the last programs come first, as in a loop."""
+    ``lanes``: how the tiles of one of those are dealt; ``backwards``: the last programs come first, as in a loop;
+    ``moderate``: values that an inverse may be taken of."""
 
     name: str
     note: str
@@ -324,6 +325,7 @@ class Kernel:
     body: tuple[Statement, ...]
     lanes: Lanes | None = None
     backwards: bool = False
+    moderate: frozenset[str] = frozenset()
 
     @property
     def axes(self) -> tuple[TileAxis, ...]:

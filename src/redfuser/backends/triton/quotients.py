@@ -4,7 +4,8 @@
                                s_inverse = 1 / (s * s_scale)
                                y = bf16(x * s_inverse * s_scale)
 
-The scale keeps the inverse a normal number, so that what is 0, infinite or not a number is so after both. A product may
+The scale keeps the inverse a normal number, so that what is 0, infinite or not a number is so after both; where that is
+known (``Kernel.moderate``) it is left out. A product may
 differ from the quotient by more than one rounding to float32; it is done only where the result is rounded to 16 bits.
 """
 
@@ -30,13 +31,14 @@ def by_inverses(k: Kernel) -> Kernel:
 
 @dataclass(frozen=True, slots=True)
 class _Inverse:
-    scale: Value
+    scale: Value | None
     inverse: Value
 
 
 class _Rewrite:
     def __init__(self, k: Kernel) -> None:
         self.long = frozenset(t.axis for t in k.axes if t.role is Role.CASCADE and t.block is not None)
+        self.moderate = k.moderate
         self.names = Names(v.name for s in every(k.body) for v in outputs_of(s))
 
     def block(self, body: Iterable[Statement], outside: Mapping[str, Value]) -> list[Statement]:
@@ -77,10 +79,12 @@ class _Rewrite:
                 if not own < axes or own & self.long:
                     return e
                 if n not in made:
-                    names = (self.names.new(f"{n}_{word}") for word in ("scale", "inverse"))
-                    made[n] = _Inverse(*(Value(name, DType.FLOAT32, own) for name in names))
-                inverse, scale = (ref(v.name, v.dtype) for v in (made[n].inverse, made[n].scale))
-                return Apply(Fn.MUL, (Apply(Fn.MUL, (a, inverse), e.dtype), scale), e.dtype)
+                    scale = None if n in self.moderate else Value(self.names.new(f"{n}_scale"), e.dtype, own)
+                    made[n] = _Inverse(scale, Value(self.names.new(f"{n}_inverse"), e.dtype, own))
+                factors = [v for v in (made[n].inverse, made[n].scale) if v is not None]
+                for v in factors:
+                    a = Apply(Fn.MUL, (a, ref(v.name, v.dtype)), e.dtype)
+                return a
             case _:
                 return e
 
@@ -97,17 +101,14 @@ def _changed(s: Statement) -> Iterator[str]:
 
 
 def _inverted(s: Value, made: _Inverse) -> list[Statement]:
-    r = ref(s.name, s.dtype)
-    size = Apply(Fn.ABS, (r,), s.dtype)
-
-    def chosen(condition: Expr, a: float, b: Expr) -> Expr:
-        return Apply(Fn.WHERE, (condition, const(a, DType.FLOAT32), b), DType.FLOAT32)
-
-    one = const(1.0, DType.FLOAT32)
-    low = Apply(Fn.LT, (size, const(SMALL, DType.FLOAT32)), DType.BOOL)
-    high = Apply(Fn.GT, (size, const(LARGE, DType.FLOAT32)), DType.BOOL)
-    scaled = Apply(Fn.MUL, (r, ref(made.scale.name, made.scale.dtype)), DType.FLOAT32)
-    return [
-        Map(made.scale, chosen(low, SCALE, chosen(high, 1 / SCALE, one))),
-        Map(made.inverse, Apply(Fn.DIV, (one, scaled), DType.FLOAT32)),
-    ]
+    r: Expr = ref(s.name, s.dtype)
+    one = const(1.0, s.dtype)
+    out: list[Statement] = []
+    if made.scale is not None:
+        size = Apply(Fn.ABS, (r,), s.dtype)
+        low = Apply(Fn.LT, (size, const(SMALL, s.dtype)), DType.BOOL)
+        high = Apply(Fn.GT, (size, const(LARGE, s.dtype)), DType.BOOL)
+        else_one = Apply(Fn.WHERE, (high, const(1 / SCALE, s.dtype), one), s.dtype)
+        out.append(Map(made.scale, Apply(Fn.WHERE, (low, const(SCALE, s.dtype), else_one), s.dtype)))
+        r = Apply(Fn.MUL, (r, ref(made.scale.name, s.dtype)), s.dtype)
+    return [*out, Map(made.inverse, Apply(Fn.DIV, (one, r), s.dtype))]
