@@ -107,6 +107,11 @@ def softmax_weighted_rows(x, v):
     return torch.softmax(x, -1) @ v
 
 
+@one(lambda: (rnd(R, L, 20), rnd(20, seed=1)), "rescale defer")
+def rows_pooled_by_their_own_weights(x, w):
+    return ((x @ w).softmax(1).unsqueeze(-1) * x).sum(1)
+
+
 @one(qkv, "rescale defer")
 def attention(q, k, v):
     return torch.softmax(q @ k.transpose(-1, -2) / math.sqrt(q.shape[-1]), -1) @ v
@@ -370,6 +375,11 @@ def layernorm_stats(x):
 @one(x_)
 def layer_norm(x):
     return F.layer_norm(x, (x.shape[-1],))
+
+
+@one(lambda: (rnd(2, 6, 4, 5), rnd(6, seed=1), rnd(6, seed=2)), "rebase")
+def group_norm(x, w, b):
+    return F.group_norm(x, 3, w, b)
 
 
 @one(xw, "rebase defer")

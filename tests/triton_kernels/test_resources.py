@@ -1,5 +1,7 @@
 """Which schedules are offered for a GPU that is not here, and in which order."""
 
+import pytest
+import torch
 from compiling import compiled, usage
 from planning import regions
 from shapes import SHAPES, logsumexp, of
@@ -17,6 +19,27 @@ FIRST = 8  # as many as quick tuning measures
 def offered(name):
     (shaped,) = regions(*SHAPES[name])
     return list(candidates(shaped.planned.region, shaped.planned.derivation, {}, machine(TARGET)))
+
+
+def group_norm(x, w, b):
+    return torch.nn.functional.group_norm(x, 32, w, b)
+
+
+def pooled(x, w):
+    """Rows pooled by weights of their own, as long as many columns."""
+    return ((x @ w).softmax(1).unsqueeze(-1) * x).sum(1)
+
+
+@pytest.mark.parametrize(
+    ("fn", "shapes"), [(group_norm, [(16, 512, 32, 32), (512,), (512,)]), (pooled, [(64, 512, 768), (768,)])]
+)
+def test_results_along_several_axes_and_rows_with_a_matrix_of_their_own_fit(fn, shapes):
+    (shaped,) = regions(fn, [of(*n) for n in shapes])
+    dropped = []
+    found = list(candidates(shaped.planned.region, shaped.planned.derivation, {}, machine(TARGET), dropped=dropped))
+    assert len(found) >= FIRST and found[0].row == 1, dropped
+    program = build(shaped.planned.region, shaped.planned.derivation, found[0])
+    assert all(Estimate(k, {}, found[0].warps, found[0].stages).need().tensor == 0 for k in program.kernels)
 
 
 def registers(name, schedule):
