@@ -2,17 +2,20 @@
 
 from __future__ import annotations
 
+import math
+from collections.abc import Mapping
+
 from redfuser.backends.cpu.expr import show_const
 from redfuser.backends.cpu.layout import Kind, Layout, kind_of
 from redfuser.backends.cpu.nests import Nests
 from redfuser.backends.cpu.writer import Slot
-from redfuser.index.expr import DType
+from redfuser.index.expr import Apply, Cast, Const, DType, Expr, Fn, Ref
 from redfuser.index.ints import Axis, as_int
 from redfuser.index.nodes import Reducer
-from redfuser.tile.nodes import Dot, Kernel, Select, SelectMerge, Value, outputs_of
+from redfuser.tile.nodes import Dot, Guard, Kernel, Map, Rename, Select, SelectMerge, Statement, Value, outputs_of
 from redfuser.tile.nodes import Read as ReadNode
 from redfuser.tile.strategy import Unsupported
-from redfuser.tile.uses import every
+from redfuser.tile.uses import every, uses_of
 
 _LONGEST_LIST = 64
 _ORDER = {
@@ -40,6 +43,43 @@ def micro_dots(k: Kernel, layout: Layout) -> frozenset[int]:
         ):
             found.add(id(s))
     return frozenset(found)
+
+
+def held_values(k: Kernel, micro: frozenset[int]) -> frozenset[str]:
+    """Values that are bfloat16 numbers, read or rounded, and that the micro-kernel multiplies by others of the kind."""
+    made = {v.name: s for s in every(k.body) for v in outputs_of(s)}
+    dots = [s for s in every(k.body) if isinstance(s, Dot) and id(s) in micro and kind_of(s.out.dtype) is Kind.FLOAT]
+    pairs = [(s.left, s.right) for s in dots if all(_is_rounded(n, made) for n in (s.left, s.right))]
+    others = {n for s in every(k.body) if isinstance(s, Select | SelectMerge | Rename) for n in uses_of(s)}
+    return frozenset(n for pair in pairs for n in pair) - others
+
+
+def _is_rounded(name: str, made: Mapping[str, Statement]) -> bool:
+    match made[name]:
+        case ReadNode(out=v):
+            return v.dtype is DType.BFLOAT16
+        case Map(out=v, expr=Cast(dtype=to)):
+            return v.dtype is to is DType.BFLOAT16
+        case Map(out=v, expr=Apply(fn=fn, dtype=to, args=args)):
+            if v.dtype is not DType.BFLOAT16 or to is not v.dtype:
+                return False
+            return fn is not Fn.WHERE or all(_is_rounded_part(x, made) for x in args[1:])
+        case Guard(out=v, arg=arg, fill=fill):
+            return v.dtype is DType.BFLOAT16 and _is_rounded(arg, made) and _is_rounded_part(fill, made)
+        case _:
+            return False
+
+
+def _is_rounded_part(e: Expr, made: Mapping[str, Statement]) -> bool:
+    match e:
+        case Ref():
+            return _is_rounded(e.name, made)
+        case Const():
+            return e.value in (0, 1) or math.isinf(float(e.value))
+        case Cast():
+            return e.dtype is DType.BFLOAT16
+        case _:
+            return False
 
 
 class Operations(Nests):
