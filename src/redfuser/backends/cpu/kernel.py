@@ -44,7 +44,7 @@ class KernelWriter(Operations):
     def __init__(self, p: Program, k: Kernel, form: Form, arguments: Arguments, names: Names) -> None:
         super().__init__(p, k, form, arguments, names)
         self.micro = micro_dots(k, self.layout)
-        self.held = held_values(k, self.micro)
+        self.held = held_values(k, self.layout, self.micro)
         self.reads = {s.out.name: s for s in every(k.body) if isinstance(s, Read)}
         self.order: list[Step] = []
         self.streams: dict[Axis, int] = {}

@@ -6,7 +6,7 @@ import math
 from collections.abc import Mapping
 
 from redfuser.backends.cpu.expr import show_const
-from redfuser.backends.cpu.layout import Kind, Layout, kind_of
+from redfuser.backends.cpu.layout import FEWEST, Kind, Layout, kind_of
 from redfuser.backends.cpu.nests import Nests
 from redfuser.backends.cpu.writer import Slot
 from redfuser.index.expr import Apply, Cast, Const, DType, Expr, Fn, Ref
@@ -45,38 +45,49 @@ def micro_dots(k: Kernel, layout: Layout) -> frozenset[int]:
     return frozenset(found)
 
 
-def held_values(k: Kernel, micro: frozenset[int]) -> frozenset[str]:
-    """Values that are bfloat16 numbers, read or rounded, and that the micro-kernel multiplies by others of the kind."""
+def held_values(k: Kernel, layout: Layout, micro: frozenset[int]) -> frozenset[str]:
+    """Values that are bfloat16 numbers, read or rounded, and that the micro-kernel multiplies by others of the kind.
+
+    Pairs of them are put side by side first, which only a dot of many rows pays for.
+    """
     made = {v.name: s for s in every(k.body) for v in outputs_of(s)}
-    dots = [s for s in every(k.body) if isinstance(s, Dot) and id(s) in micro and kind_of(s.out.dtype) is Kind.FLOAT]
-    pairs = [(s.left, s.right) for s in dots if all(_is_rounded(n, made) for n in (s.left, s.right))]
-    others = {n for s in every(k.body) if isinstance(s, Select | SelectMerge | Rename) for n in uses_of(s)}
-    return frozenset(n for pair in pairs for n in pair) - others
+    values = {v.name: v for s in every(k.body) for v in outputs_of(s)}
+    found: set[str] = set()
+    for s in every(k.body):
+        if not isinstance(s, Dot) or id(s) not in micro or kind_of(s.out.dtype) is not Kind.FLOAT:
+            continue
+        wide, thin = (s.left, s.right) if layout.lane(s.out.axes) in values[s.left].axes else (s.right, s.left)
+        rows = layout.many(s.out.axes & values[thin].axes - values[wide].axes)
+        many = any((layout.capacity(a) or FEWEST) >= FEWEST for a in rows)
+        if many and all(_is_rounded(n, made) for n in (wide, thin)):
+            found |= {wide, thin}
+    return frozenset(found) - {
+        n for s in every(k.body) if isinstance(s, Select | SelectMerge | Rename) for n in uses_of(s)
+    }
 
 
 def _is_rounded(name: str, made: Mapping[str, Statement]) -> bool:
+    """True where every number of a value is a bfloat16 number, as it is computed here: as a float."""
     match made[name]:
         case ReadNode(out=v):
             return v.dtype is DType.BFLOAT16
-        case Map(out=v, expr=Cast(dtype=to)):
-            return v.dtype is to is DType.BFLOAT16
-        case Map(out=v, expr=Apply(fn=fn, dtype=to, args=args)):
-            if v.dtype is not DType.BFLOAT16 or to is not v.dtype:
-                return False
-            return fn is not Fn.WHERE or all(_is_rounded_part(x, made) for x in args[1:])
+        case Map(out=v, expr=e):
+            return v.dtype is DType.BFLOAT16 and _rounds(e, made)
         case Guard(out=v, arg=arg, fill=fill):
-            return v.dtype is DType.BFLOAT16 and _is_rounded(arg, made) and _is_rounded_part(fill, made)
+            return v.dtype is DType.BFLOAT16 and _is_rounded(arg, made) and _rounds(fill, made)
         case _:
             return False
 
 
-def _is_rounded_part(e: Expr, made: Mapping[str, Statement]) -> bool:
+def _rounds(e: Expr, made: Mapping[str, Statement]) -> bool:
     match e:
         case Ref():
-            return _is_rounded(e.name, made)
+            return e.name in made and _is_rounded(e.name, made)
         case Const():
             return e.value in (0, 1) or math.isinf(float(e.value))
-        case Cast():
+        case Apply(fn=Fn.WHERE, args=(_, a, b)):
+            return _rounds(a, made) and _rounds(b, made)
+        case Cast() | Apply():
             return e.dtype is DType.BFLOAT16
         case _:
             return False

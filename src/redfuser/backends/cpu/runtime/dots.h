@@ -129,9 +129,26 @@ static __attribute__((noinline, unused)) bool has_subnormal(const bf16 *src, i64
   for (int i = 0; i < W; i++) rest = least[i] < rest ? least[i] : rest;
   return rest < 0xff;
 }
-// products of pairs, which take a subnormal number for 0: where there is one, and where few rows do not pay for the pairs, numbers are widened
+// numbers that are widened as they are multiplied
+static __attribute__((noinline, unused)) void widened(i64 m, i64 n, i64 K, const bf16 *A, i64 am, i64 ak, const bf16 *B, i64 bk, i64 bn, float *C, i64 cm, bool add) {
+  if (bn != 1) {
+    enum { P = NV * W, D = 256 };
+    alignas(64) bf16 panel[D * P];
+    for (i64 j = 0; j < n; j += P) for (i64 k = 0; k < K; k += D) {
+      i64 w = imin(P, n - j), d = imin(D, K - k);
+      pack(panel, P, B + k * bk + j * bn, bk, bn, d, w);
+      widened(m, padded(w), d, A + k * ak, am, ak, panel, P, 1, C + j, cm, add || k > 0);
+    }
+    return;
+  }
+  i64 i = 0;
+  for (; i + 4 <= m; i += 4) columns<4, NV>(n, K, A + i * am, am, ak, B, bk, C + i * cm, cm, add);
+  for (; i < m; i++) columns<1, 8>(n, K, A + i * am, am, ak, B, bk, C + i * cm, cm, add);
+}
+// sums of products of pairs. They take a subnormal number for 0, so where there is one, numbers are widened; as they are for
+// few rows, which would not pay for the pairs
 static __attribute__((noinline, unused)) void dot(i64 m, i64 n, i64 K, const bf16 *A, i64 am, i64 ak, const bf16 *B, i64 bk, i64 bn, float *C, i64 cm, bool add) {
-  if (m < 4 || K < 2 || has_subnormal(A, am, ak, m, K) || has_subnormal(B, bk, bn, K, n)) return dot<bf16, bf16, float>(m, n, K, A, am, ak, B, bk, bn, C, cm, add);
+  if (m < 2 || K < 2 || has_subnormal(A, am, ak, m, K) || has_subnormal(B, bk, bn, K, n)) return widened(m, n, K, A, am, ak, B, bk, bn, C, cm, add);
   enum { D = 256, M = 64, P = 128 };
   alignas(64) pair left[D / 2 * M], right[D / 2 * P];
   for (i64 k = 0; k < K; k += D) for (i64 j = 0; j < n; j += P) {
