@@ -28,7 +28,9 @@ extern "C" void product(const i64 *a) {{
 }}
 """
 TARGETS = ["native", "cpu:x86-64-v3", "cpu:x86-64-v4", "cpu:sapphirerapids"]
-x86 = pytest.mark.skipif(torch.backends.cpu.get_cpu_capability() not in ("AVX2", "AVX512"), reason="needs an x86-64 CPU")
+x86 = pytest.mark.skipif(
+    torch.backends.cpu.get_cpu_capability() not in ("AVX2", "AVX512"), reason="needs an x86-64 CPU"
+)
 
 
 def said_by_compiler(target, *arguments, text='#include "redfuser.h"\n'):

@@ -32,7 +32,7 @@ _BYTES = {
     "e5m2": 1,
 }  # else 8
 HELD = "tile_bf16"
-"""What a tile keeps bfloat16 numbers in that a dot multiplies: as they are, or widened where the machine has no products of them."""
+"""What a tile keeps the bfloat16 numbers of a dot in: as they are, or widened where the machine has no products of them."""
 WIDEST = 16  # lanes of the widest vector
 FIRST_TENSOR = 4  # the arguments before: threads, and a matrix product
 
