@@ -25,7 +25,8 @@ from typing import Protocol
 from redfuser.backends.cpu.writer import RUNTIME, runtime_text
 from redfuser.errors import BackendError
 
-# no finite-math and no flush-to-zero: infinities, NaN and subnormal numbers are as in eager PyTorch
+# no finite-math and no flush-to-zero: infinities, NaN and subnormal numbers are as in eager PyTorch, but for sums of
+# products of bfloat16 pairs (runtime/dots.h), in which what is below the smallest normal number may count as 0
 FLAGS = (
     "-std=c++17", "-O3", "-fno-math-errno", "-fno-trapping-math", "-fno-strict-aliasing", "-fwrapv", "-ffp-contract=fast",
     "-fno-exceptions", "-fno-rtti", "-fPIC", "-Wno-psabi",

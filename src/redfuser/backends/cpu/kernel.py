@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 
 from redfuser.backends.cpu.layout import STORED, kind_of
-from redfuser.backends.cpu.operations import Operations, micro_dots
+from redfuser.backends.cpu.operations import Operations, held_values, micro_dots
 from redfuser.backends.cpu.schedule import Nest, Scheduler, Step, iteration, split
 from redfuser.backends.cpu.writer import Arguments, Form, Frame, Slot
 from redfuser.index.ints import Axis, as_int
@@ -44,6 +44,7 @@ class KernelWriter(Operations):
     def __init__(self, p: Program, k: Kernel, form: Form, arguments: Arguments, names: Names) -> None:
         super().__init__(p, k, form, arguments, names)
         self.micro = micro_dots(k, self.layout)
+        self.held = held_values(k, self.layout, self.micro)
         self.reads = {s.out.name: s for s in every(k.body) if isinstance(s, Read)}
         self.order: list[Step] = []
         self.streams: dict[Axis, int] = {}

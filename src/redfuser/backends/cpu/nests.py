@@ -14,7 +14,7 @@ from redfuser.backends.cpu.expr import Scope, convert, rounded, show, show_const
 from redfuser.backends.cpu.layout import Kind, kind_of
 from redfuser.backends.cpu.memory import Memory
 from redfuser.backends.cpu.schedule import Nest
-from redfuser.backends.cpu.writer import Slot
+from redfuser.backends.cpu.writer import HELD, Slot
 from redfuser.index.expr import Const
 from redfuser.index.ints import Axis
 from redfuser.index.nodes import Reducer
@@ -354,7 +354,7 @@ class _Nest:
         return any(x.axis is self.lane for x in found)
 
     def keep(self, slot: Slot, reg: str) -> None:
-        call = "keep" if slot.element == "mask" else "st"
+        call = "keep" if slot.element in ("mask", HELD) else "st"
         self.w.line(f"{call}({slot.address(self.at)}, {reg});")
 
     def assign(self, s: Assign) -> None:

@@ -2,17 +2,20 @@
 
 from __future__ import annotations
 
+import math
+from collections.abc import Mapping
+
 from redfuser.backends.cpu.expr import show_const
-from redfuser.backends.cpu.layout import Kind, Layout, kind_of
+from redfuser.backends.cpu.layout import FEWEST, Kind, Layout, kind_of
 from redfuser.backends.cpu.nests import Nests
 from redfuser.backends.cpu.writer import Slot
-from redfuser.index.expr import DType
+from redfuser.index.expr import Apply, Cast, Const, DType, Expr, Fn, Ref
 from redfuser.index.ints import Axis, as_int
 from redfuser.index.nodes import Reducer
-from redfuser.tile.nodes import Dot, Kernel, Select, SelectMerge, Value, outputs_of
+from redfuser.tile.nodes import Dot, Guard, Kernel, Map, Rename, Select, SelectMerge, Statement, Value, outputs_of
 from redfuser.tile.nodes import Read as ReadNode
 from redfuser.tile.strategy import Unsupported
-from redfuser.tile.uses import every
+from redfuser.tile.uses import every, uses_of
 
 _LONGEST_LIST = 64
 _ORDER = {
@@ -40,6 +43,54 @@ def micro_dots(k: Kernel, layout: Layout) -> frozenset[int]:
         ):
             found.add(id(s))
     return frozenset(found)
+
+
+def held_values(k: Kernel, layout: Layout, micro: frozenset[int]) -> frozenset[str]:
+    """Values that are bfloat16 numbers, read or rounded, and that the micro-kernel multiplies by others of the kind.
+
+    Pairs of them are put side by side first, which only a dot of many rows pays for.
+    """
+    made = {v.name: s for s in every(k.body) for v in outputs_of(s)}
+    values = {v.name: v for s in every(k.body) for v in outputs_of(s)}
+    found: set[str] = set()
+    for s in every(k.body):
+        if not isinstance(s, Dot) or id(s) not in micro or kind_of(s.out.dtype) is not Kind.FLOAT:
+            continue
+        wide, thin = (s.left, s.right) if layout.lane(s.out.axes) in values[s.left].axes else (s.right, s.left)
+        rows = layout.many(s.out.axes & values[thin].axes - values[wide].axes)
+        many = any((layout.capacity(a) or FEWEST) >= FEWEST for a in rows)
+        if many and all(_is_rounded(n, made) for n in (wide, thin)):
+            found |= {wide, thin}
+    return frozenset(found) - {
+        n for s in every(k.body) if isinstance(s, Select | SelectMerge | Rename) for n in uses_of(s)
+    }
+
+
+def _is_rounded(name: str, made: Mapping[str, Statement]) -> bool:
+    """True where every number of a value is a bfloat16 number, as it is computed here: as a float."""
+    match made[name]:
+        case ReadNode(out=v):
+            return v.dtype is DType.BFLOAT16
+        case Map(out=v, expr=e):
+            return v.dtype is DType.BFLOAT16 and _rounds(e, made)
+        case Guard(out=v, arg=arg, fill=fill):
+            return v.dtype is DType.BFLOAT16 and _is_rounded(arg, made) and _rounds(fill, made)
+        case _:
+            return False
+
+
+def _rounds(e: Expr, made: Mapping[str, Statement]) -> bool:
+    match e:
+        case Ref():
+            return e.name in made and _is_rounded(e.name, made)
+        case Const():
+            return e.value in (0, 1) or math.isinf(float(e.value))
+        case Apply(fn=Fn.WHERE, args=(_, a, b)):
+            return _rounds(a, made) and _rounds(b, made)
+        case Cast() | Apply():
+            return e.dtype is DType.BFLOAT16
+        case _:
+            return False
 
 
 class Operations(Nests):

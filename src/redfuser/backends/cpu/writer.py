@@ -20,6 +20,7 @@ RUNTIME = Path(__file__).parent / "runtime"
 ON_STACK = 2048  # bytes of a value that the compiler may keep in registers
 _BYTES = {
     "float": 4,
+    "tile_bf16": 4,
     "i32": 4,
     "bf16": 2,
     "f16": 2,
@@ -30,6 +31,8 @@ _BYTES = {
     "e4m3": 1,
     "e5m2": 1,
 }  # else 8
+HELD = "tile_bf16"
+"""What a tile keeps the bfloat16 numbers of a dot in: as they are, or widened where the machine has no products of them."""
 WIDEST = 16  # lanes of the widest vector
 FIRST_TENSOR = 4  # the arguments before: threads, and a matrix product
 
@@ -158,6 +161,7 @@ class Writer:
         self.registers: dict[str, str] = {}
         self.used: dict[str, None] = {}
         self.frames = [Frame()]
+        self.held: frozenset[str] = frozenset()  # values that a tile keeps as HELD
         self.exact: dict[Axis, bool] = {}  # axes whose tiles are whole vectors here
         self.users: dict[str, list[Statement]] = {}
         for s in every(k.body):
@@ -260,7 +264,7 @@ class Writer:
     def tile(self, v: Value, element: str | None = None, name: str | None = None) -> Slot:
         """Memory of the tile for a value: its axes in the order of the layout, the lanes last."""
         kind = kind_of(v.dtype)
-        element = element or kind.element
+        element = element or (HELD if v.name in self.held else kind.element)
         order, lane = self.layout.order(v.axes), self.layout.lane(v.axes)
         rooms = [self.room(a, a is lane) for a in order]
         pointer = self.take(name or self.ident(v.name), element, rooms or ["1"])

@@ -74,6 +74,7 @@ AI i32 get(const i8 *p) { return *p; } AI i32 get(const u8 *p) { return *p; } AI
 AI bool get(const b8 *p) { return p->bits != 0; }
 AI float get(const bf16 *p) { return float_of((u32)p->bits << 16); } AI float get(const f16 *p) { return half(p->bits); }
 AI float get(const e4m3 *p) { return of_e4m3(p->bits); } AI float get(const e5m2 *p) { return of_e5m2(p->bits); }
+AI u16 get(const u16 *p) { return *p; }
 AI void put(float *p, float x) { *p = x; } AI void put(double *p, double x) { *p = x; }
 AI void put(i32 *p, i32 x) { *p = x; } AI void put(i64 *p, i64 x) { *p = x; }
 AI void put(i8 *p, i32 x) { *p = (i8)x; } AI void put(u8 *p, i32 x) { *p = (u8)x; } AI void put(i16 *p, i32 x) { *p = (i16)x; }
@@ -89,6 +90,7 @@ AI vi ld(const i8 *p) { return __builtin_convertvector(*(const Vec<i8>::raw *)p,
 AI vi ld(const u8 *p) { return __builtin_convertvector(*(const Vec<u8>::raw *)p, vi); }
 AI vi ld(const i16 *p) { return __builtin_convertvector(*(const Vec<i16>::raw *)p, vi); }
 AI vm ld(const b8 *p) { return mk(__builtin_convertvector(*(const Vec<u8>::raw *)p, vi) != 0); }
+AI vh ld(const u16 *p) { return *(const Vec<u16>::raw *)p; }
 AI vf ld(const bf16 *p) { return widen(*(const Vec<u16>::raw *)p); }
 AI vf ld(const f16 *p) { return halves(*(const Vec<u16>::raw *)p); }
 AI vf ld(const e4m3 *p) { vf v; for (int i = 0; i < W; i++) v[i] = get(p + i); return v; }
@@ -101,6 +103,7 @@ AI void st(i8 *p, vi v) { *(Vec<i8>::raw *)p = __builtin_convertvector(v, Vec<i8
 AI void st(u8 *p, vi v) { *(Vec<u8>::raw *)p = __builtin_convertvector(v, Vec<u8>::type); }
 AI void st(i16 *p, vi v) { *(Vec<i16>::raw *)p = __builtin_convertvector(v, Vec<i16>::type); }
 AI void st(b8 *p, vm v) { *(Vec<u8>::raw *)p = __builtin_convertvector(from_m_i(v), Vec<u8>::type); }
+AI void st(u16 *p, vh v) { *(Vec<u16>::raw *)p = v; }
 AI void st(bf16 *p, vf v) { *(Vec<u16>::raw *)p = narrow_bf16(v); }
 AI void st(f16 *p, vf v) { *(Vec<u16>::raw *)p = to_halves(v); }
 AI void st(e4m3 *p, vf v) { for (int i = 0; i < W; i++) put(p + i, v[i]); }
@@ -108,6 +111,27 @@ AI void st(e5m2 *p, vf v) { for (int i = 0; i < W; i++) put(p + i, v[i]); }
 // tiles keep masks as numbers, 0 or -1
 AI void keep(mask *p, vm v) { *(Vec<mask>::raw *)p = v; }
 AI vm kept(const mask *p) { return *(const Vec<mask>::raw *)p; }
+
+// a tile keeps bfloat16 numbers that are multiplied as they are, where the machine sums their products in pairs, and widened elsewhere
+#if defined(__AVX512BF16__) && defined(__AVX512BW__) && W == 16 && LANE_BYTES == 4 && (!defined(__clang__) || __clang_major__ >= 16)
+#define PAIRS
+typedef bf16 tile_bf16;
+struct pair { u32 bits; }; struct two { u16 bits; };   // two numbers; one of them, with the next behind it
+typedef Vec<u32>::type vpair;
+#if defined(__clang__) || __GNUC__ >= 13
+typedef __bf16 vtwo __attribute__((vector_size(64)));
+#else
+typedef short vtwo __attribute__((vector_size(64)));
+#endif
+AI vpair ld(const pair *p) { return *(const Vec<u32>::raw *)p; }
+AI void st(pair *p, vpair v) { *(Vec<u32>::raw *)p = v; }
+AI pair get(const two *p) { pair x; __builtin_memcpy(&x, p, 4); return x; }
+AI vpair bc(pair x) { return x.bits + (vpair){}; }
+AI void keep(bf16 *p, vf v) { *(Vec<u16>::raw *)p = __builtin_convertvector((vpair)v >> 16, vh); }   // of what is rounded
+#else
+typedef float tile_bf16;
+#endif
+AI void keep(float *p, vf v) { st(p, v); }
 
 template <class T> AI auto ld(const T *p, i64 s) { auto v = ld((const T *)p); typedef decltype(v) V; typedef lane<V> L; for (int i = 0; i < W; i++) v[i] = (L)get(p + i * s); return v; }   // any stride
 AI vm ld(const b8 *p, i64 s) { vm v; for (int i = 0; i < W; i++) v[i] = -(mask)get(p + i * s); return v; }
@@ -149,3 +173,4 @@ template <class D, class S> static __attribute__((noinline)) void pack(D *dst, i
 static __attribute__((noinline, unused)) void pack(b8 *dst, i64 step, const b8 *src, i64 rows, i64 columns, i64 nr, i64 nc) {
   for (i64 r = 0; r < nr; r++) for (i64 c = 0; c < padded(nc); c++) dst[r * step + c].bits = c < nc ? src[r * rows + c * columns].bits : 0;
 }
+static __attribute__((noinline, unused)) void pack(bf16 *dst, i64 step, const bf16 *src, i64 rows, i64 columns, i64 nr, i64 nc) { pack((u16 *)dst, step, (const u16 *)src, rows, columns, nr, nc); }
