@@ -1,12 +1,13 @@
 """Shapes, strides, dtypes and values that compiled C++ must take as they come."""
 
+import pytest
 import torch
 from catalogue import rnd
 from same.inputs import *  # noqa: F403
-from same.inputs import agrees, attention
+from same.inputs import agrees, attention, test_squares_that_underflow, test_weights_that_underflow
 from stages import record
 
-from redfuser.tile.nodes import Strategy
+from redfuser.tile.nodes import Role, Strategy
 from redfuser.tile.strategy import Schedule
 
 
@@ -29,3 +30,18 @@ def test_positions_of_64_bits(kernels, schedule):
         agrees(kernels, [r], [schedule], wide=True)
         text += [kernels.launcher(r, schedule).source(w).text for w in (False, True)]
     assert "#define WIDE" in text[1] and text[0] != text[1]
+
+
+@pytest.mark.parametrize(
+    "alone",
+    [
+        Schedule(Strategy.SINGLE, row=1, tile=16, vector=Role.CASCADE),
+        Schedule(Strategy.MULTI, row=1, tile=7, segments=2, vector=Role.CASCADE),
+        Schedule(Strategy.WHOLE, row=1, vector=Role.CASCADE),
+    ],
+    ids=lambda s: s.strategy.value,
+)
+def test_numbers_of_one_row_have_the_range_of_its_elements(kernels, alone):
+    """Single numbers are computed in double."""
+    test_squares_that_underflow(kernels, alone)
+    test_weights_that_underflow(kernels, alone)
