@@ -51,11 +51,19 @@ def exp_of_masked(x, keep):
     return torch.exp(torch.where(keep, x - x.amax(-1, keepdim=True), -math.inf))
 
 
+def exp(x, keep):
+    return torch.where(keep, torch.exp(x - x.amax(-1, keepdim=True)), -math.inf)
+
+
+def tanh(x, keep):
+    return torch.where(keep, torch.tanh(x - x.amax(-1, keepdim=True)), -math.inf)
+
+
 def twice(x, keep):
     return shifted(x, keep).masked_fill(torch.arange(L) % 7 == 3, -math.inf)
 
 
-BODIES = [shifted, softmax, log_softmax, exp_of_masked, twice]
+BODIES = [shifted, softmax, log_softmax, exp_of_masked, exp, tanh, twice]
 
 
 @pytest.mark.parametrize("body", BODIES, ids=lambda f: f.__name__)
