@@ -45,3 +45,15 @@ def test_numbers_of_one_row_have_the_range_of_its_elements(kernels, alone):
     """Single numbers are computed in double."""
     test_squares_that_underflow(kernels, alone)
     test_weights_that_underflow(kernels, alone)
+
+
+def test_rounded_numbers_beside_others(kernels, schedule):
+    """A result that is rounded to 16 bits may stand in any function of results: the rounding leaves a double."""
+
+    def smoothed(x, keep):
+        weight = keep.to(x.dtype)
+        weight = weight / weight.sum(-1, keepdim=True).clamp(min=1)
+        return -(weight * x.log_softmax(-1)).sum(-1)
+
+    for dtype in (torch.bfloat16, torch.float16):
+        agrees(kernels, record(smoothed, (rnd(4, 40).to(dtype), torch.arange(40) % 3 > 0)), [schedule])

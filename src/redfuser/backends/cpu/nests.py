@@ -95,7 +95,7 @@ class Nests(Memory):
             case Combine():
                 kind = scope.kind(s.out.dtype)
                 a, b = (convert(*scope.value(n), kind) for n in (s.left, s.right))
-                return rounded(joined(s.reducer, kind, a, b), s.out.dtype)
+                return rounded(joined(s.reducer, kind, a, b), s.out.dtype, kind)
             case Declare():
                 if isinstance(s.init, Const):
                     return show(s.init, scope, scope.kind(s.state.dtype))
