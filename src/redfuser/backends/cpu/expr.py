@@ -297,7 +297,7 @@ def _arithmetic(e: Apply, s: Scope, kind: Kind) -> str:
     if e.fn in _PAIR:
         return f"{_PAIR[e.fn]}({', '.join(args)})"
     if e.fn is Fn.NEG:
-        return f"(-{args[0]})"
+        return f"(-({args[0]}))" if args[0].startswith("-") else f"(-{args[0]})"
     if kind in (Kind.INT, Kind.LONG) and e.fn in (Fn.FLOOR, Fn.CEIL, Fn.ROUND, Fn.TRUNC):
         return args[0]
     return f"x_{e.fn.value}({args[0]})"
