@@ -513,6 +513,15 @@ def harmonic_shift(c):
 @case(2, refuse={"A": "order"})
 def max_of_affine(c):
     a = c.sum("a", absv(c.x("z"))); c.max("A", c.x() * a + c.x("y"))
+@case(2, refuse={"A": "order"})
+def max_of_noise_on_log_softmax(c):
+    x = c.x(); m, Z = c.softmax(x); c.max("A", x - m - log(Z) + c.x("g"))
+@case(treat={"A": {"order"}})
+def max_of_a_sum_less_its_maximum(c):
+    y = c.x() + c.x("g"); m = c.max("m", y); c.max("A", y - m)
+@case(treat={"A": {"order"}})
+def max_of_a_sum_over_a_sum(c):
+    Z = c.sum("Z", absv(c.x())); c.max("A", c.x() / Z + c.x("g") / Z)
 @case(2, refuse={"E": "data_branch"})
 def another_number_where_it_is_zero(c):
     x = c.x(); m, Z = c.softmax(x); p = exp(x - m) / Z; c.sum("E", where(p.eq(0.0), 1.0, p * log(p)))

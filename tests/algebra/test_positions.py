@@ -51,11 +51,19 @@ def exp_of_masked(x, keep):
     return torch.exp(torch.where(keep, x - x.amax(-1, keepdim=True), -math.inf))
 
 
+def exp(x, keep):
+    return torch.where(keep, torch.exp(x - x.amax(-1, keepdim=True)), -math.inf)
+
+
+def tanh(x, keep):
+    return torch.where(keep, torch.tanh(x - x.amax(-1, keepdim=True)), -math.inf)
+
+
 def twice(x, keep):
     return shifted(x, keep).masked_fill(torch.arange(L) % 7 == 3, -math.inf)
 
 
-BODIES = [shifted, softmax, log_softmax, exp_of_masked, twice]
+BODIES = [shifted, softmax, log_softmax, exp_of_masked, exp, tanh, twice]
 
 
 @pytest.mark.parametrize("body", BODIES, ids=lambda f: f.__name__)
@@ -96,3 +104,14 @@ def test_largest_four(body):
         values, positions = region.scheduled(schedule)
         assert torch.allclose(values, want.values, equal_nan=True), schedule
         assert torch.equal(positions, places), schedule
+
+
+def test_noise_keeps_its_digits():
+    """Added to log-probabilities it has more digits than beside the elements, which are large."""
+    x, g = 1e4 + torch.randn(6, L), torch.randn(6, L)
+    (region,) = record(lambda x, g: (x.log_softmax(-1) + g).max(-1), [x, g])
+    want = (x.double().log_softmax(-1) + g.double()).max(-1)
+    for schedule in SCHEDULES:
+        values, positions = region.scheduled(schedule)
+        assert torch.equal(positions, want.indices), schedule
+        assert torch.allclose(values.double(), want.values, rtol=0, atol=5e-6), schedule

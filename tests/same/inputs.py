@@ -165,6 +165,37 @@ def test_squares_that_overflow(kernels, schedule):
             assert torch.allclose(got[fine], want[fine], rtol=1e-4)
 
 
+def test_squares_that_underflow(kernels, schedule):
+    """Where x * x is 0 the variance is: no rest of the mean, whose numbers may have a larger range, makes it negative."""
+
+    def both(x):
+        deviation = x.std(-1, keepdim=True)
+        return deviation, ((x - x.mean(-1, keepdim=True)) / (deviation + 1e-6)).amax(-1)
+
+    x = rnd(6, 40) * torch.tensor([1.0, 1e-15, 1e-20, 1e-24, 1e-30, 1e-40])[:, None]
+    (r,) = record(both, (x,))
+    for got, want in zip(kernels.launch(r, schedule), both(x), strict=True):
+        assert torch.equal(got.isfinite(), want.isfinite())
+        assert torch.allclose(got, want, rtol=1e-4, atol=1e-21)
+
+
+def test_weights_that_underflow(kernels, schedule):
+    """Where the weights of all that is kept are 0 as floats a part of nothing is NaN, whichever tile they were first in."""
+
+    def kept(x, keep):
+        p = torch.where(keep, (x - x.amax(-1, keepdim=True)).exp(), 0.0)
+        total = p.sum(-1, keepdim=True)
+        return total, (p * x).sum(-1, keepdim=True) / total
+
+    x, keep = rnd(4, 40), torch.arange(40) != 39
+    x[1] -= torch.arange(40)
+    x[:, 39] = torch.tensor([0.0, 20.0, 300.0, 1e4])
+    (r,) = record(kept, (x, keep))
+    for got, want in zip(kernels.launch(r, schedule), kept(x, keep), strict=True):
+        assert torch.equal(got.isnan(), want.isnan())
+        assert torch.allclose(got, want, rtol=1e-4, equal_nan=True)
+
+
 @pytest.mark.parametrize("length, segments", [(20, 5), (5, 4), (33, 8), (16, 2)])
 def test_segments_without_elements(kernels, length, segments):
     schedule = Schedule(Strategy.MULTI, row=4, tile=16, segments=segments)

@@ -110,10 +110,15 @@ def _within_reach(key: Expr, far: Expr) -> Expr:
     assert isinstance(key, Apply) and isinstance(far, Const)
     c, a, b = key.args
     low = far.value == float("-inf")
-    end = np.finfo(np.float64 if dtype_of(key) is DType.FLOAT64 else np.float32)
-    limit = const(float(end.min if low else end.max), dtype_of(key).compute)
     fn = Fn.MAXIMUM if low else Fn.MINIMUM
+    limit = _limit(dtype_of(key), low)
     return build.where(c, *(build.binary(fn, x, limit) if x is not far else x for x in (a, b)))
+
+
+def _limit(dtype: DType, low: bool) -> Const:
+    """The number next to an infinity."""
+    end = np.finfo(np.float64 if dtype is DType.FLOAT64 else np.float32)
+    return const(float(end.min if low else end.max), dtype.compute)
 
 
 def _logic(s: State, stage: Stage) -> Ordered:
@@ -165,13 +170,15 @@ def _read_keys(s: State, stage: Stage, acc: Ref, m: Ordered | None = None, first
 def _all_nan(s: State, m: Ordered, acc: Ref, first: Ref | None) -> Expr | None:
     """The test that a result in the map is NaN: then so is every element that is kept, though the keys differ.
 
-    So it is too where every key is infinite and is NaN in the map, as -inf less a maximum of -inf.
+    So it is too where every key is infinite (or the number next to it, see ``_within_reach``) and is NaN in the map, as
+    -inf less a maximum of -inf.
     """
     tests: list[Expr] = [_nan(x) for x in dict.fromkeys(_raw_expr(s, x) for x in _results(s, m.read))]
     if first is not None and tests:
         smallest = s.accumulators[s.reader.term(acc)].reducer in (Reducer.ARGMIN, Reducer.BOTTOMK)
-        worst = build.equal(acc, const(float("inf") if smallest else float("-inf"), dtype_of(acc)))
-        value = _raw_expr(s, replace(m, read=m.branch(True)).apply(acc))
+        worst = Apply(Fn.GE if smallest else Fn.LE, (acc, _limit(dtype_of(acc), not smallest)), DType.BOOL)
+        end = const(float("inf") if smallest else float("-inf"), dtype_of(acc))
+        value = _raw_expr(s, replace(m, read=m.branch(True)).apply(end))
         tests.append(build.logic(Fn.AND, worst, _nan(value)))
     out: Expr | None = None
     for t in tests:

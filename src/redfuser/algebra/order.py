@@ -271,6 +271,14 @@ def _canonical(s: Separator, e: Apply) -> Ordered:
     moving = [(k, p) for k, p in g.terms.items() if k.kind & X]
     if not moving or any(not poly.is_constant(p) for _, p in moving):
         raise refused(s, e)
+    fixed = [k for k, p in g.terms.items() if not k.kind & X and (k.kind & D or not poly.is_constant(p))]
+    if len(moving) > 1 and fixed:
+        raise Refused(
+            RefusalKind.ORDER,
+            f"{s.name(e)} adds elements after {s.which(e)} is taken off one of them: added before, where that one is "
+            "large, they would lose the digits that they keep so",
+            "add the elements first, and take the result off their sum",
+        )
     key = s.t.add(*[s.t.scale(p[()], k) for k, p in moving])
     rest = s.t.add(*[s.t.mul(k, s.uncoordinated(p)) for k, p in g.terms.items() if not k.kind & X])
     key_expr = s.emit(key)

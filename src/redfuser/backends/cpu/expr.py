@@ -187,7 +187,7 @@ def _show(e: Expr, s: Scope, wish: Kind) -> tuple[str, Kind]:
             return _position(e.index, s, wish)
         case Cast():
             kind = s.kind(e.dtype)
-            return rounded(show(e.arg, s, kind), e.dtype), kind
+            return rounded(show(e.arg, s, kind), e.dtype, kind), kind
         case Apply():
             return _apply(e, s)
         case _:
@@ -201,8 +201,12 @@ def _position(i: Int, s: Scope, wish: Kind) -> tuple[str, Kind]:
     return _vector_int(i, s, kind), kind
 
 
-def rounded(text: str, dtype: DType) -> str:
-    return f"{_ROUND[dtype]}({text})" if dtype in _ROUND else text
+def rounded(text: str, dtype: DType, kind: Kind | None = None) -> str:
+    """A number rounded to a dtype; of the given kind again, where that is double."""
+    if dtype not in _ROUND:
+        return text
+    text = f"{_ROUND[dtype]}({text})"
+    return convert(text, Kind.FLOAT, kind) if kind is Kind.DOUBLE else text
 
 
 def _literal(e: Expr, s: Scope, kind: Kind) -> str:
@@ -255,7 +259,7 @@ def _apply(e: Apply, s: Scope) -> tuple[str, Kind]:
         return rounded(f"({a} {_SYMBOL[e.fn]} {b})", e.dtype), kind
     if kind is Kind.MASK:
         return _of_masks(e, s), kind
-    return rounded(_arithmetic(e, s, kind), e.dtype), kind
+    return rounded(_arithmetic(e, s, kind), e.dtype, kind), kind
 
 
 def _sides(e: Apply, s: Scope, kind: Kind) -> tuple[str, str]:
@@ -293,7 +297,7 @@ def _arithmetic(e: Apply, s: Scope, kind: Kind) -> str:
     if e.fn in _PAIR:
         return f"{_PAIR[e.fn]}({', '.join(args)})"
     if e.fn is Fn.NEG:
-        return f"(-{args[0]})"
+        return f"(-({args[0]}))" if args[0].startswith("-") else f"(-{args[0]})"
     if kind in (Kind.INT, Kind.LONG) and e.fn in (Fn.FLOOR, Fn.CEIL, Fn.ROUND, Fn.TRUNC):
         return args[0]
     return f"x_{e.fn.value}({args[0]})"

@@ -15,7 +15,7 @@ from redfuser.backends.cpu.layout import Kind, kind_of
 from redfuser.backends.cpu.memory import Memory
 from redfuser.backends.cpu.schedule import Nest
 from redfuser.backends.cpu.writer import HELD, Slot
-from redfuser.index.expr import Const
+from redfuser.index.expr import Apply, Const, Expr, Fn, walk
 from redfuser.index.ints import Axis
 from redfuser.index.nodes import Reducer
 from redfuser.tile.nodes import (
@@ -83,7 +83,10 @@ class Nests(Memory):
                 x = show(s.expr, replace(scope, narrow=True), Kind.FLOAT)
                 return convert(x, Kind.FLOAT, scope.kind(s.out.dtype))
             case Map() | Correct():
-                return show(s.expr, scope, scope.kind(s.out.dtype))
+                kind = scope.kind(s.out.dtype)
+                text = show(s.expr, scope, kind)
+                # elements are lost below the range of float: what is compared with their sums must be too
+                return f"within_float({_bare(text)})" if kind is not kind_of(s.out.dtype) and _shrinks(s.expr) else text
             case Guard():
                 kind = scope.kind(s.out.dtype)
                 x = convert(*scope.value(s.arg), kind)
@@ -92,7 +95,7 @@ class Nests(Memory):
             case Combine():
                 kind = scope.kind(s.out.dtype)
                 a, b = (convert(*scope.value(n), kind) for n in (s.left, s.right))
-                return rounded(joined(s.reducer, kind, a, b), s.out.dtype)
+                return rounded(joined(s.reducer, kind, a, b), s.out.dtype, kind)
             case Declare():
                 if isinstance(s.init, Const):
                     return show(s.init, scope, scope.kind(s.state.dtype))
@@ -398,6 +401,10 @@ class _Nest:
             w.line(f"{slot.pointer} = {text};")
         else:
             w.line(f"*({slot.address(self.at)}) = {'-' if slot.element == 'mask' else ''}{text};")
+
+
+def _shrinks(e: Expr) -> bool:
+    return any(isinstance(x, Apply) and x.fn in (Fn.MUL, Fn.DIV, Fn.POW) for x in walk(e))
 
 
 def _bare(text: str) -> str:

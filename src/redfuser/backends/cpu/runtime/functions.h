@@ -35,6 +35,7 @@ AI vi x_abs(vi x) { return sel(mk(x < 0), -x, x); }
 AI vl x_abs(vl x) { return sel(mk(x < 0), -x, x); }
 AI float x_abs(float x) { return __builtin_fabsf(x); }
 AI double x_abs(double x) { return __builtin_fabs(x); }
+AI double within_float(double x) { return x_abs(x) <= 0x1p-150 ? 0 : x; }   // 0 where a float would be
 AI i32 x_abs(i32 x) { return x < 0 ? -x : x; }
 AI i64 x_abs(i64 x) { return x < 0 ? -x : x; }
 template <class V> AI V x_sign(V x) { V one = Bc<V>::of(1), zero = Bc<V>::of(0); return sel(mk(x > zero), one, zero) - sel(mk(x < zero), one, zero); }
