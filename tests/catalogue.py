@@ -97,6 +97,16 @@ def several(
 
 
 # ------------------------------------------------------------------------------------------ softmax and friends
+@one(lambda: (rnd(R, L, scale=2.0), rnd(R, L, seed=1, scale=3.0), rnd(L, N, seed=2)), "rescale defer")
+def gated_scores(x, gate, v):
+    return torch.softmax(x + F.logsigmoid(gate), -1) @ v
+
+
+@one(lambda: (rnd(R, L).abs(),), "rescale")
+def score_with_a_logarithm(x):
+    return torch.softmax(3 * x - x.log1p(), -1)
+
+
 @one(x_, "rescale")
 def safe_softmax(x):
     return torch.softmax(x, -1)

@@ -149,6 +149,8 @@ class Scaled:
             return
         found = self._exponential(self.core)
         unit = t.ln2 if found is not None and found.e.fn is Fn.EXP2 else t.one
+        if found is not None and s.facts.nonneg(t.neg(t.mul(unit, s.reader.term(found.e.args[0])))):
+            return  # at most 0 as it is written, with a logarithm in it that counts as a factor outside
         key = None if found is None else pieces.strip(s.separator, found.e.args[0], lambda m: True)
         if found is None or key is None or s.reader.kind(key) & D or t.mul(unit, s.reader.term(key)) is not x:
             if self.moving is t.zero:

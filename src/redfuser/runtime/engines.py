@@ -214,6 +214,11 @@ class TritonEngine:
             list(pool.map(one, programs))
 
     def prepare(self, program: Program, schedule: Schedule, sizes: Sizes) -> Prepared:
+        if not self._present and not _interpreted():
+            raise BackendError(
+                f"kernels for {self.target} do not run on tensors on {self.device}: explain(...).source prints them for "
+                "that machine; to run here, leave the options target and backend out, or set TRITON_INTERPRET=1"
+            )
         return self.launcher(program, schedule).prepare(dict(sizes))
 
     def listing(self, program: Program, schedule: Schedule, why: str, subject: Callable[[], Subject]) -> Listing | None:

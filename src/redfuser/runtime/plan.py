@@ -11,6 +11,7 @@ from torch import Tensor
 
 from redfuser.algebra.nodes import Derivation
 from redfuser.algebra.print import show_derivation
+from redfuser.errors import BackendError
 from redfuser.index.ints import Int
 from redfuser.regions.nodes import Region
 from redfuser.runtime.cache import bucket
@@ -57,10 +58,13 @@ class Plan:
             ready = self._ready
             prepared = ready[key] if key in ready else self._prepare(key, sizes)
             return None if prepared is None else prepared(inputs)
-        except Exception:
+        except Exception as why:
             if self.options.strict:
                 raise
-            log.warning("a region runs unfused from now on: its tile program failed", exc_info=True)
+            if isinstance(why, BackendError):  # it says all there is to say
+                log.warning("a region runs unfused from now on: %s", why)
+            else:
+                log.warning("a region runs unfused from now on: its tile program failed", exc_info=True)
             self._failed = True
             return None
 
