@@ -89,8 +89,12 @@ AI vf x_exp(vf x) {
   vf r = x - n * 0.693145752f; r = r - n * 1.42860677e-6f;
   vf p = r * 1.9875691500e-4f + 1.3981999507e-3f; p = p * r + 8.3334519073e-3f; p = p * r + 4.1665795894e-2f; p = p * r + 1.6666665459e-1f; p = p * r + 5.0000001201e-1f;
   p = p * (r * r) + r + 1.f;
+#if defined(__AVX512F__) && W == 16 && !defined(__clang__)
+  return __builtin_ia32_scalefps512_mask(p, n, (vf){}, (u16)-1, 4);
+#else
   vi k = (vi)t - 0x4b400000, h = k >> 1;
   return p * (vf)((h + 127) << 23) * (vf)((k - h + 127) << 23);  // two factors: NaN stay what they are
+#endif
 }
 AI vd x_exp(vd x) {
   x = least(bc(710.0), greatest(bc(-746.0), x));
