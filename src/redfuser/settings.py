@@ -51,7 +51,8 @@ _BACKEND = (
 )
 _TARGET = (
     "the machine that is compiled for: empty or `native` for the one at hand, `cuda:90` for a compute capability, "
-    "`hip:gfx942` for an architecture of AMD, `cpu:x86-64-v3` for a CPU that the C++ compiler knows by that name"
+    "`hip:gfx942` for an architecture of AMD, `cpu:x86-64-v3` for a CPU that the C++ compiler knows by that name. "
+    "Kernels for another machine are printed, not run"
 )
 _TUNE = (
     "what is measured before a choice: `off` trusts the cost model, `fast` measures at most 8 candidates within 10 s, "
