@@ -83,9 +83,12 @@ class Cascade:
         return _source([self])
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, repr=False)
 class Analysis:
-    """All cascades of a call in program order, all refusals, and the index programs (one per captured graph)."""
+    """All cascades of a call in program order, all refusals, and the index programs (one per captured graph).
+
+    Printed, it is a line for each cascade and refusal; ``explain`` shows all of it.
+    """
 
     function: str
     cascades: tuple[Cascade, ...]
@@ -96,6 +99,12 @@ class Analysis:
     def source(self) -> str:
         """One file for all cascades: kernels, launches and checks. Empty where the backend prints no kernel."""
         return _source(self.cascades)
+
+    def __repr__(self) -> str:
+        lines = [f"Analysis of {self.function}: cascades: {len(self.cascades)}, refusals: {len(self.refusals)}"]
+        lines += [f"  {c.name}   passes: {c.passes}, runs {c.decision.strategy}" for c in self.cascades]
+        lines += [f"  refused: {' '.join(str(r).split())[:160]}" for r in self.refusals]
+        return "\n".join(lines)
 
 
 def _source(cascades: Sequence[Cascade]) -> str:

@@ -30,10 +30,10 @@ def _headline(a: Analysis) -> str:
         return f"{a.function}: {none}" + ("; see refused below" if a.refusals else "")
     one = sum(c.passes == 1 for c in a.cascades)
     several = len(a.cascades) - one
-    more = f", {several} in several passes" if several else ""
+    passes = [f"{n} in {word}" for n, word in ((one, "one pass"), (several, "several passes")) if n]
     fused = sum(c.fused for c in a.cascades)
     runs = f"; {fused} of {len(a.cascades)} runs fused at these lengths"
-    return f"{a.function}: {_count(len(a.cascades), 'cascade')}, {one} in one pass{more}{runs}\n{_LEGEND}"
+    return f"{a.function}: {_count(len(a.cascades), 'cascade')}, {', '.join(passes)}{runs}\n{_LEGEND}"
 
 
 _LEGEND = (
