@@ -26,7 +26,7 @@ log = logging.getLogger("redfuser")
 LIMITS = {Tune.FAST: (8, 10.0), Tune.FULL: (64, 300.0)}  # candidates and seconds
 MOST_BESIDE = 2**28  # bytes of intermediates on a CPU; what makes more of them is not faster
 HEAT = 0.8  # seconds in which products of matrices bring a GPU to its power limit
-INDUCTOR = 1.0  # µs that unfused code has to be faster by on a GPU: its calls keep the host busy for 30 µs more
+INDUCTOR = 1.0  # µs that unfused code has to be faster by on a GPU: its calls keep the host busy for longer
 SHARE = 0.4  # of the free memory that the unfused code's intermediates may take while it is measured
 
 
