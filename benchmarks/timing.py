@@ -65,6 +65,18 @@ def burst_length(runner: Runner, target: float, cuda: bool) -> int:
     return max(1, min(100_000, int(target / max(once, 1e-7))))
 
 
+def order_of(turn: int, count: int) -> list[int]:
+    """Who runs when in a round. Over ``2 * count`` rounds everyone follows everyone else equally often.
+
+    A runner behind a matrix product finds the card hot and its clock low; one that came behind the same neighbour in
+    every round would pay for it alone. The rows are those of a Latin square balanced for carry-over (Williams, 1949),
+    then of its mirror.
+    """
+    zigzag = [(i + 1) // 2 if i % 2 else -(i // 2) for i in range(count)]
+    row = [(at + turn) % count for at in zigzag]
+    return row[::-1] if turn // count % 2 else row
+
+
 def race(
     runners: Sequence[Runner],
     rounds: int,
@@ -75,7 +87,7 @@ def race(
     per: int = 1,
     announce: Callable[[str], None] = lambda name: None,
 ) -> dict[str, Times]:
-    """Every runner in each round, for ``burst`` seconds; the one that starts changes from round to round.
+    """Every runner in each round, for ``burst`` seconds, in the order that :func:`order_of` gives for the round.
 
     ``heat`` seconds of all of them come first, unmeasured. Past ``until`` (of ``time.monotonic``) no further round
     begins, but three are always run. ``per`` is what one call of a runner stands for.
@@ -94,8 +106,7 @@ def race(
     for turn in range(rounds):
         if turn >= 3 and time.monotonic() > until:
             break
-        for i in range(len(runners)):
-            at = (turn + i) % len(runners)
+        for at in order_of(turn, len(runners)):
             runner, n = runners[at], lengths[at]
             announce(runner.name)
             times[runner.name].rounds.append(seconds(runner, n, cuda) / n / per * 1e6)

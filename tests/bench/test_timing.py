@@ -1,7 +1,11 @@
+import itertools
 import time
+from collections import Counter
+
+import pytest
 
 from benchmarks.ceilings import Ceilings, measure
-from benchmarks.timing import Runner, race
+from benchmarks.timing import Runner, order_of, race
 
 
 def test_all_take_turns_and_slower_is_slower():
@@ -10,7 +14,17 @@ def test_all_take_turns_and_slower_is_slower():
     times = race(runners, rounds=4, burst=0.004, cuda=False, announce=order.append)
     assert [len(times[n].rounds) for n in ("fast", "slow")] == [4, 4]
     assert times["slow"].median > 2 * times["fast"].median > 2 * 400
-    assert order == ["fast", "slow", *["fast", "slow", "slow", "fast"] * 2]
+    assert order == ["fast", "slow", "fast", "slow", "slow", "fast", "slow", "fast", "fast", "slow"]
+
+
+@pytest.mark.parametrize("count", range(1, 9))
+def test_everyone_follows_everyone_else_equally_often(count):
+    rounds = [order_of(turn, count) for turn in range(2 * count)]
+    assert all(sorted(r) == list(range(count)) for r in rounds)
+    follows = Counter(pair for r in rounds for pair in itertools.pairwise(r))
+    assert follows == {(a, b): 2 for a in range(count) for b in range(count) if a != b}
+    for place in range(count):
+        assert Counter(r[place] for r in rounds) == dict.fromkeys(range(count), 2)
 
 
 def test_calls_rotate_over_the_sets():
