@@ -169,6 +169,8 @@ FORMS = [
 def agrees(r, schedule, target="native"):
     """Within twice eager's error, a rounding of each term for tiles below 128, and one of the output."""
     (want,), (eager,), (got,) = r.oracle(), r.eager(), launch(r, schedule, target=target)
+    # where the CPU has AMX, PyTorch's product of bfloat16 spreads a row of NaN to the row before: no error to measure by
+    eager = torch.where(want.isfinite() & eager.isnan(), want, eager.double())
     n = max(max(x.shape) for x in r.inputs.values())
     assert_close(got, want, tolerance=2 * assert_close(eager, want, tolerance=0.1) + n * EPS[torch.float32] + EPS[BF16])
 
